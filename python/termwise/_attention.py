@@ -40,8 +40,6 @@ class Extra:
     logits: bool
     #: Shape of the parameter, or of the logits of one position.
     shape: tuple[int, ...]
-    #: Whether it is trained. Calibrated parameters have a gradient of zero.
-    trained: bool
     #: Whether the projection of logits has a bias.
     bias: bool = False
     #: Initialization of a parameter: ``("constant", x)``, or ``("uniform", x)`` between -x and x.

@@ -272,9 +272,9 @@ def convert(
     calibration: Texts = (),
     calibration_contexts: int = 4,
     calibration_length: int | None = None,
+    granularity: Literal["head", "layer"] = "head",
     save: Path | None = None,
     overwrite: bool = False,
-    folder: Path | None = None,
     cache: Path | None = None,
     progress: Progress = True,
     **settings: Unpack[DataSettings],
@@ -292,7 +292,7 @@ def convert(
     bytes : int or str, optional
         Bytes of the state of one sequence, such as ``"8MB"``. It is never exceeded.
     keys : int, optional
-        The same in float32 key/value pairs per KV head, on average.
+        The same in 16-bit key/value pairs per KV head, on average.
     loss : str or float, optional
         The largest relative rise of the loss, such as ``"+1%"`` or 0.01.
     contexts, length : int
@@ -301,12 +301,12 @@ def convert(
         Texts for calibration. Default: all of ``data``.
     calibration_contexts, calibration_length : int
         Calibration contexts over all texts, and their tokens.
+    granularity : {"head", "layer"}
+        What has a memory of its own: every KV head, or every layer.
     save : path, optional
-        Folder of the converted model. Default: ``model`` in ``folder``.
+        Folder of the converted model, its report and finished measurements, from which the same call resumes.
     overwrite : bool
-        Replace a model in ``save``. Folders of runs and checkpoints are refused.
-    folder : path, optional
-        Folder for the report and for finished measurements, from which the same call resumes.
+        Replace another model in ``save``. Folders of runs and checkpoints are refused.
     cache : path, optional
         Folder for tokenized text.
     progress : bool or callable
@@ -330,7 +330,7 @@ def convert(
     )
     options = {
         "model": _path(model), "bytes": None if bytes is None else str(bytes), "keys": keys, "loss": None if loss is None else str(loss),
-        "contexts": contexts, "texts": texts, "folder": _path(folder), "save": _path(save), "overwrite": overwrite,
+        "contexts": contexts, "texts": texts, "granularity": granularity, "save": _path(save), "overwrite": overwrite,
     }  # fmt: skip
     with watched(progress, "convert") as callback:
         return Result(_core.run_convert(dumps(options), callback))

@@ -28,11 +28,7 @@ SIZES = {"heads": 4, "kv_heads": 2, "dim": 16, "value_dim": 5, "rope": 100.0}
 
 def tensors(layer, dtype, **sizes):
     q, k, v, extras = inputs(layer, dtype=np.float64, **sizes)
-    made = {name: torch.tensor(x, dtype=dtype, requires_grad=True) for name, x in {"q": q, "k": k, "v": v, **extras}.items()}
-    for extra in layer.extras:
-        if not extra.trained:
-            made[extra.name].requires_grad_(False)
-    return made
+    return {name: torch.tensor(x, dtype=dtype, requires_grad=True) for name, x in {"q": q, "k": k, "v": v, **extras}.items()}
 
 
 def arrays(given):

@@ -51,10 +51,7 @@ def tensors(layer, dtype, **sizes):
     if any("write=delta" in str(v) for v in layer.variants):
         # Keys of length about one: the rule grows without bound otherwise.
         k = 0.5 * k
-    made = {name: torch.tensor(x, dtype=dtype, requires_grad=True) for name, x in {"q": q, "k": k, "v": v, **extras}.items()}
-    for extra in layer.extras:
-        made[extra.name].requires_grad_(extra.trained)
-    return made
+    return {name: torch.tensor(x, dtype=dtype, requires_grad=True) for name, x in {"q": q, "k": k, "v": v, **extras}.items()}
 
 
 def run(layer, given, dy, mode, lengths=None):

@@ -77,7 +77,7 @@ def test_gradient_of_its_formula(text, monkeypatch):
     """The softmax over modified scores with autograd, in float64: the same functions as in a call, with all pairs at once instead of FlexAttention."""
     layer = Layer(text, **SIZES)
     given = {name: x.requires_grad_() for name, x in drawn(layer, time=11).items()}
-    trained = {"q", "k", "v", *(extra.name for extra in layer.extras if extra.trained)}
+    trained = {"q", "k", "v", *(extra.name for extra in layer.extras)}
 
     def dense(variant, made):
         q, k, v = made["near_q"], made["near_k"], made["v"]

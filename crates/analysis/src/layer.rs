@@ -95,9 +95,6 @@ impl<R: Real> Layer<R> {
                 // A given decay is the log of what stays at each step.
                 AuxKind::DecayGate if heads.iter().any(|head| matches!(head.decay, Some(Decay::GivenDecay(_)))) => (-0.3, 0.2),
                 AuxKind::DecayRate => (-1.0, 0.3),
-                // Most keys are within, some are not.
-                AuxKind::CodeCentre => (0.0, 0.1),
-                AuxKind::CodeRange => (2.5, 0.1),
                 AuxKind::NormBias => (0.0, 0.3),
                 AuxKind::ConvQ | AuxKind::ConvK | AuxKind::ConvV => (0.4, 0.6),
                 _ => (0.0, 1.0),

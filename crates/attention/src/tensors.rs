@@ -129,15 +129,11 @@ pub enum AuxKind {
     FeatureK,
     /// b of the learned features of k, [G, n].
     FeatureKBias,
-    /// The centre of the quantization range of keys per channel, [G, d]. It has no gradient.
-    CodeCentre,
-    /// Half the width of the quantization range of keys per channel, [G, d]. It has no gradient.
-    CodeRange,
 }
 
 impl AuxKind {
     /// Every kind, in the order in which models list their parameters.
-    pub const ALL: [AuxKind; 24] = [
+    pub const ALL: [AuxKind; 22] = [
         AuxKind::InGate,
         AuxKind::OutGate,
         AuxKind::PostGate,
@@ -160,8 +156,6 @@ impl AuxKind {
         AuxKind::FeatureQBias,
         AuxKind::FeatureK,
         AuxKind::FeatureKBias,
-        AuxKind::CodeCentre,
-        AuxKind::CodeRange,
     ];
 
     /// The tensor of this kind that the near or the far branch reads: the same one unless each branch has its own.

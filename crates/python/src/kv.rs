@@ -101,7 +101,7 @@ struct ConvertArguments {
     loss: Option<String>,
     contexts: usize,
     texts: TextArguments,
-    folder: Option<PathBuf>,
+    granularity: String,
     save: Option<PathBuf>,
     overwrite: bool,
 }
@@ -125,14 +125,10 @@ pub fn run_convert(py: Python<'_>, options: &str, callback: Option<&Bound<'_, Py
     positive("contexts", Some(given.contexts))?;
     // Texts first: an unknown argument is named before a missing budget.
     let (texts, budget) = (given.texts.split()?, given.budget()?);
-    // A model in the folder of the report is replaced, so the same call can resume or be repeated.
-    let (save, overwrite) = match given.save {
-        Some(save) => (Some(save), given.overwrite),
-        None => (given.folder.as_ref().map(|folder| folder.join("model")), true),
-    };
-    let (model, journal) = (given.model, given.folder);
-    let how = ConvertOptions { model, budget, contexts: given.contexts, texts, journal, save, overwrite };
-    supervise(py, callback, |watch| report(watch, how.journal.as_deref(), |monitor| kv::convert(&how, monitor)))
+    let granularity = given.granularity.parse().map_err(input)?;
+    let (model, save, overwrite) = (given.model, given.save, given.overwrite);
+    let how = ConvertOptions { model, budget, contexts: given.contexts, texts, granularity, save, overwrite };
+    supervise(py, callback, |watch| report(watch, how.save.as_deref(), |monitor| kv::convert(&how, monitor)))
 }
 
 #[derive(Deserialize)]

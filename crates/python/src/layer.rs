@@ -202,14 +202,13 @@ impl Layer {
         crate::parts::of_layer(&self.inner).to_string()
     }
 
-    /// What it reads beyond q, k and v: name, name in checkpoints, whether logits, shape of a parameter or outputs of a projection, start, trained, bias.
+    /// What it reads beyond q, k and v: name, name in checkpoints, whether logits, shape of a parameter or outputs of a projection, start, bias.
     #[getter]
     fn extras<'py>(&self, py: Python<'py>) -> PyResult<Vec<Bound<'py, PyDict>>> {
         let spec = |spec: &termwise_attention::AuxSpec| {
             let found = PyDict::new(py);
             found.set_item("name", spec.aux.to_string())?;
             found.set_item("tensor", spec.name)?;
-            found.set_item("trained", spec.trained)?;
             match &spec.source {
                 Source::Projection { outputs, bias } => {
                     found.set_item("logits", true)?;

@@ -53,12 +53,12 @@ def _find(variant: str, heads: int, kv_heads: int, dim: int, value_dim: int, rop
 
 @torch.compiler.assume_constant_result
 def _facts(variant: str, heads: int, kv_heads: int, dim: int, value_dim: int, rope: float | None) -> tuple[str | None, tuple[Any, ...]]:
-    """What compiled code may know of a layer: why it has no backward pass, and of each extra its name, whether it is logits, whether it is trained,
+    """What compiled code may know of a layer: why it has no backward pass, and of each extra its name, whether it is logits,
     its shape."""
     layer = _find(variant, heads, kv_heads, dim, value_dim, rope)
     without = ((own, own.inference_only) for own in layer.variants)
     refusal = next((f"{str(own)!r}: `{part}` is inference-only and has no backward pass; compute under torch.no_grad(), or train without `{part}`" for own, part in without if part), None)
-    return refusal, tuple((extra.name, extra.logits, extra.trained, extra.shape) for extra in layer.extras)
+    return refusal, tuple((extra.name, extra.logits, extra.shape) for extra in layer.extras)
 
 
 @torch.compiler.disable
@@ -286,13 +286,11 @@ def attention(
     if len(known) != len(extras) or any(name not in extras for name, *_ in known):
         _complain(*key, tuple(extras))
     values = []
-    for name, logits, trained, shape in known:
+    for name, logits, shape in known:
         x = extras[name]
         expected = (*q.shape[:2], *shape) if logits else shape
         if x.numel() != math.prod(expected) or (logits and x.shape[:2] != q.shape[:2]):
             raise InputError(f"{name} has shape {tuple(x.shape)}, expected {tuple(expected)}")
-        if not trained and x.requires_grad:
-            raise InputError(f"{name} is calibrated, not trained, and has no gradient: give it with .detach()")
         values.append(x.to(q.dtype) if q.dtype in (torch.float32, torch.float64) else x)
     if lengths is not None:
         lengths = _lengths(lengths, *q.shape[:2])

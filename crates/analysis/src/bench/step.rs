@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use termwise_attention::Variant;
 use termwise_model::config::Config;
 use termwise_model::params::ParamRole;
-use termwise_model::{Batch, Model, Objective, SessionOptions};
+use termwise_model::{Batch, Model, Objective, Precision, SessionOptions};
 use termwise_model::{Stage, StageTiming};
 use termwise_train::{AdamW, AdamWConfig, clip, gradient_norm};
 
@@ -39,6 +39,8 @@ pub struct StepOptions {
     pub length: usize,
     /// In every head.
     pub attention: Variant,
+    /// Of the products of linear layers.
+    pub precision: Precision,
     /// Threads.
     pub threads: usize,
     /// Steps that are measured, of which the best counts.
@@ -56,6 +58,9 @@ pub struct StepBench {
     pub flop_count: String,
     /// The attention of every head.
     pub attention: String,
+    /// Of the products of linear layers.
+    #[serde(default)]
+    pub precision: String,
     /// V
     pub vocab: usize,
     /// Width.
@@ -139,7 +144,7 @@ fn steps(options: &StepOptions, config: Config) -> Result<StepBench, Error> {
     let kv_heads = config.num_key_value_heads;
     let head_dim = config.head_dim;
     let mut model = Model::fresh(config, 1)?;
-    let mut session = model.session(batch, length, SessionOptions::default())?;
+    let mut session = model.session(batch, length, SessionOptions::default().precision(options.precision))?;
     let machine = Machine::measure();
     let mut grads = model.params.zeros_like()?;
     let mut optimizer = AdamW::new(&model.params, AdamWConfig::default())?;
@@ -175,6 +180,7 @@ fn steps(options: &StepOptions, config: Config) -> Result<StepBench, Error> {
         engine: "termwise".into(),
         flop_count: "6·B·T·N, N = numbers in matrices without the embedding, + 3.5·layers·4·B·H·d·T(T+1)/2 for attention".into(),
         attention: options.attention.to_string(),
+        precision: options.precision.to_string(),
         vocab,
         hidden,
         heads,

@@ -205,7 +205,6 @@ fn computed<R: Real>(variant: &Variant, phase: usize) -> Result<Outcome, Error> 
     }
     for (spec, gradient) in layer.aux_specs().iter().zip(dvalues) {
         match &spec.source {
-            Source::Parameter { .. } if !spec.trained => {}
             Source::Parameter { .. } => drop(gradients.insert(spec.name.to_string(), gradient)),
             Source::Projection { outputs, bias } => {
                 if *bias {

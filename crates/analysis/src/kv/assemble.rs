@@ -1,4 +1,4 @@
-//! The converted model: the original's weights, with the variants of its KV heads and the tensors that these read.
+//! The converted model: the weights of the original with the variants of its KV heads.
 
 use termwise_attention::Variant;
 use termwise_model::config::AttentionMap;
@@ -6,9 +6,8 @@ use termwise_model::{Config, Model};
 
 use crate::kv::Error;
 use crate::kv::kinds::Kind;
-use crate::kv::ranges::QuantRanges;
 
-/// The attention of a model whose KV heads have these memories; `None` leaves a head as it is.
+/// The attention of a model whose KV heads have these memories; `None` leaves a head unchanged.
 pub fn attention(config: &Config, kinds: &[Option<Kind>]) -> Result<AttentionMap, Error> {
     let (g, group) = (config.num_key_value_heads, config.num_attention_heads / config.num_key_value_heads);
     let mut map = config.attention.clone();
@@ -23,54 +22,30 @@ pub fn attention(config: &Config, kinds: &[Option<Kind>]) -> Result<AttentionMap
     Ok(map)
 }
 
-/// A converted model that becomes the next one where only variants and small tensors differ: weights are copied once for each layout.
-#[derive(Default)]
+/// A copy of a model whose memories are replaced again and again: the weights are copied once.
 pub struct Bench {
-    model: Option<Model>,
+    model: Model,
+    original: Config,
 }
 
 impl Bench {
+    /// A copy of this model.
+    pub fn new(model: &Model) -> Bench {
+        Bench { model: model.clone(), original: model.config.clone() }
+    }
+
     /// The model with these memories.
-    pub fn assemble(&mut self, model: &Model, ranges: &QuantRanges, kinds: &[Option<Kind>]) -> Result<&Model, Error> {
-        let mut config = model.config.clone();
-        config.set_attention(attention(&model.config, kinds)?)?;
-        let same = |known: &Model| -> Result<bool, Error> {
-            let list = config.parameter_list()?;
-            let entries = known.params.layout().entries();
-            Ok(list.len() == entries.len() && list.iter().zip(entries).all(|(spec, entry)| *spec == entry.spec))
-        };
-        let (mut converted, fresh) = match self.model.take() {
-            Some(known) if same(&known)? => (Model { config, ..known }, false),
-            _ => (Model::zeros(config)?, true),
-        };
-        let layout = converted.params.layout().clone();
-        let layers = converted.config.attention_layers(1)?;
-        for entry in layout.entries() {
-            let to = &mut converted.params.values_mut()[entry.range()];
-            if let Ok(own) = model.params.get(&entry.spec.name) {
-                if fresh {
-                    to.copy_from_slice(own);
-                }
-                continue;
-            }
-            let place = entry.spec.name.split_once("layers.").and_then(|(_, rest)| rest.split_once('.'));
-            let layer = place.and_then(|(number, rest)| Some((number.parse::<usize>().ok()?, rest.strip_prefix("self_attn.")?)));
-            let found = layer.and_then(|(layer, name)| {
-                let spec = layers[layer].aux_specs().iter().find(|spec| spec.name == name)?;
-                ranges.tensor(layer, spec.aux)
-            });
-            match found.filter(|values| values.len() == to.len()) {
-                Some(values) => to.copy_from_slice(values),
-                None => return Err(Error::Asked(format!("`{}` was not calibrated; quantized memories need calibration", entry.spec.name))),
-            }
-        }
-        Ok(self.model.insert(converted))
+    pub fn assemble(&mut self, kinds: &[Option<Kind>]) -> Result<&Model, Error> {
+        let mut config = self.original.clone();
+        config.set_attention(attention(&self.original, kinds)?)?;
+        self.model.config = config;
+        Ok(&self.model)
     }
 }
 
 /// The model with these memories.
-pub fn assemble(model: &Model, ranges: &QuantRanges, kinds: &[Option<Kind>]) -> Result<Model, Error> {
-    let mut bench = Bench::default();
-    bench.assemble(model, ranges, kinds)?;
-    bench.model.ok_or_else(|| Error::Asked("there is no model".into()))
+pub fn assemble(model: &Model, kinds: &[Option<Kind>]) -> Result<Model, Error> {
+    let mut bench = Bench::new(model);
+    bench.assemble(kinds)?;
+    Ok(bench.model)
 }

@@ -13,7 +13,6 @@ use crate::kv::assemble::assemble;
 use crate::kv::calibrate::{Gathered, NEAR};
 use crate::kv::journal::{Journal, digest};
 use crate::kv::kinds::{Kind, SINKS};
-use crate::kv::ranges::QuantRanges;
 use crate::kv::recall::{self, Facts};
 use crate::kv::sensitivity::{self, PROBE};
 use crate::kv::{Error, Tell};
@@ -166,9 +165,7 @@ impl Atlas {
         stop: &AtomicBool,
         tell: Tell,
     ) -> Result<(), Error> {
-        // A window in float32 needs no tensors.
-        let ranges = QuantRanges::none(&gathered.identity);
-        let removals = sensitivity::measure(model, &ranges, &[context.to_vec()], journal, stop, tell)?;
+        let removals = sensitivity::measure(model, &gathered.identity, &[context.to_vec()], journal, stop, tell)?;
         let (h, g) = (model.config.num_attention_heads, model.config.num_key_value_heads);
         let unit = |head: &HeadFacts| head.layer * g + head.head / (h / g);
         for head in &mut self.heads {
@@ -188,11 +185,11 @@ impl Atlas {
             }
             let mut kinds = vec![None; removals.len()];
             kinds[cut] = Some(Kind::window(PROBE));
-            let key = digest(&format!("recall {} {cut} {RECALL_DISTANCE} {recalls:?}", ranges.identity));
+            let key = digest(&format!("recall {} {cut} {RECALL_DISTANCE} {recalls:?}", gathered.identity));
             let found: usize = match journal.get(&key) {
                 Some(known) => known,
                 None => {
-                    let mut decoder = recall::decoder(&Arc::new(assemble(model, &ranges, &kinds)?))?;
+                    let mut decoder = recall::decoder(&Arc::new(assemble(model, &kinds)?))?;
                     let mut found = 0;
                     for question in &questions {
                         found += usize::from(question.is_found(facts.tokenizer(), &mut decoder)?);

@@ -24,10 +24,9 @@ use termwise_model::config::AttentionMap;
 use termwise_model::decode::Decoder;
 use termwise_model::{Config, Model};
 
-use crate::kv::convert::overhead;
 use crate::kv::meter::{Reference, Sums, whole};
 use crate::kv::recall::{self, Facts};
-use crate::kv::record::{self, Record};
+use crate::kv::record::Record;
 use crate::kv::{Error, Tell};
 
 pub use crate::kv::recall::Recall;
@@ -166,7 +165,6 @@ pub fn audit(
     let Some(first) = contexts.first().filter(|ids| ids.len() > 1) else {
         return Err(Error::Asked("there is no text to check with; name some with --data".into()));
     };
-    record::refuse_removed(&record::variants(model))?;
     let Options { record, tokenizer, facts, tokens, between } = options;
     let mut audit = Audit { contexts: contexts.len(), length: first.len(), layers: model.config.num_hidden_layers, ..Audit::default() };
     let had = PARTS.iter().filter(|part| changed(&model.config, |variant| without(variant, part)).1 > 0).count();
@@ -179,7 +177,7 @@ pub fn audit(
         if stop.load(Ordering::Relaxed) { Err(Error::Stopped) } else { Ok(()) }
     };
     audit.checks.push(same_weights(model, original));
-    audit.checks.extend(recorded(model, original, record));
+    audit.checks.push(recorded(model, record));
     step("the formula")?;
     let (uncoded, coded) = changed(&model.config, |variant| without(variant, "codes"));
     let uncoded = (coded > 0).then(|| smaller(model, uncoded)).transpose()?;
@@ -191,13 +189,11 @@ pub fn audit(
     let (checks, bytes) = ways::tokens(model, first, &at_once, limit, between)?;
     audit.checks.extend(checks);
     if let (Some(record), Some(bytes)) = (record, bytes) {
-        // Earlier builds recorded the memories of KV heads alone.
-        let most = record.bytes + if record.checksum.is_some() { 0 } else { overhead(&original.config)? };
         audit.checks.push(Check::new(
             "bytes are those of the record",
             "no more than recorded",
             format!("{bytes} bytes, recorded {}", record.bytes),
-            Some(bytes as u64 <= most),
+            Some(bytes as u64 <= record.bytes),
         ));
     }
     step("shares of outputs")?;
@@ -312,11 +308,11 @@ fn same_weights(model: &Model, original: &Model) -> Check {
     Check::new("weights", "equal to the original's", found, Some(other.is_empty()))
 }
 
-/// Variants and added tensors against what the conversion wrote down.
-fn recorded(model: &Model, original: &Model, record: Option<&Record>) -> Vec<Check> {
+/// Variants against the record of the conversion.
+fn recorded(model: &Model, record: Option<&Record>) -> Check {
     let (name, rule) = ("memory is the recorded one", "every head has the variant that the conversion wrote down");
     let Some(record) = record else {
-        return vec![Check::new(name, rule, "the model's folder has no record of a conversion".into(), None)];
+        return Check::new(name, rule, "the model's folder has no record of a conversion".into(), None);
     };
     let other = record.other_heads(model);
     let found = match other.first() {
@@ -327,10 +323,5 @@ fn recorded(model: &Model, original: &Model, record: Option<&Record>) -> Vec<Che
             format!("{} heads differ from the record; the first is layer {layer}, head {head}: {own}, recorded {said}", other.len())
         }
     };
-    let same = record.same_tensors(model, original);
-    let tensors = if same { "as they were written" } else { "missing or changed since they were written" };
-    vec![
-        Check::new(name, rule, found, Some(other.is_empty())),
-        Check::new("added tensors", "as they were written", tensors.into(), Some(same)),
-    ]
+    Check::new(name, rule, found, Some(other.is_empty()))
 }

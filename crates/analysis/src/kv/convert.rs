@@ -18,8 +18,7 @@ use crate::kv::errors::{self, Errors};
 use crate::kv::journal::{Journal, digest};
 use crate::kv::kinds::{Family, Kind, key_bytes};
 use crate::kv::meter::{ByPosition, Reference, known, whole};
-use crate::kv::ranges::QuantRanges;
-use crate::kv::record::LAST_WITH_FAR_STATES;
+use crate::kv::record::EARLIER_BUILD;
 use crate::kv::sensitivity::{self, PROBE, Removal};
 use crate::kv::{Error, Tell, Texts};
 
@@ -36,10 +35,43 @@ pub const PROBE_LENGTH: usize = 1024;
 pub enum Budget {
     /// Bytes of the whole model.
     Bytes(u64),
-    /// Keys and values in float32 for each kv head, on average.
+    /// Keys and values in 16 bits for each KV head, on average.
     Keys(u64),
     /// The share by which the loss may rise, by text that is not evaluated.
     Loss(f64),
+}
+
+/// What has a kind of memory of its own.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Granularity {
+    /// Every KV head.
+    #[default]
+    Head,
+    /// Every layer: all its KV heads have the same kind, as paged caches need it.
+    Layer,
+}
+
+impl Granularity {
+    /// KV heads with the same kind.
+    fn shared(self, config: &Config) -> usize {
+        match self {
+            Granularity::Head => 1,
+            Granularity::Layer => config.num_key_value_heads,
+        }
+    }
+}
+
+impl FromStr for Granularity {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Granularity, String> {
+        match text {
+            "head" => Ok(Granularity::Head),
+            "layer" => Ok(Granularity::Layer),
+            _ => Err(format!("`{text}` is not a granularity; write head or layer")),
+        }
+    }
 }
 
 /// A share such as `+1%`.
@@ -67,8 +99,6 @@ impl FromStr for Share {
 pub struct Prepared {
     /// What heads look at.
     pub gathered: Gathered,
-    /// Tensors of quantized kinds.
-    pub ranges: QuantRanges,
     /// What kinds do to outputs.
     pub errors: Errors,
     /// What the model loses with each kv head at the probe.
@@ -84,11 +114,10 @@ pub fn overhead(config: &Config) -> Result<u64, Error> {
 }
 
 impl Prepared {
-    /// Calibrates, and measures these families of memories, unless there are none; for texts of so many positions. With a folder, finished measurements are
-    /// kept there.
+    /// Measures these families of memories on the contexts, unless there are none. With a folder, finished measurements are kept there.
     pub fn new(
         model: &Model,
-        (contexts, positions): (&[Vec<u32>], usize),
+        contexts: &[Vec<u32>],
         families: &[Family],
         folder: Option<&Path>,
         stop: &AtomicBool,
@@ -99,45 +128,36 @@ impl Prepared {
         }
         let place = |name: &str| folder.map(|folder| folder.join(name));
         let gathered = gather(model, contexts, place("calibration.json").as_deref(), stop, tell)?;
-        let ranges = QuantRanges::new(&model.config, &gathered, contexts.iter().map(Vec::len).max().unwrap_or(0), positions)?;
         let overhead = overhead(&model.config)?;
         if families.is_empty() {
-            return Ok(Prepared {
-                overhead,
-                gathered,
-                ranges,
-                errors: Errors { kinds: Vec::new(), values: Vec::new() },
-                removals: Vec::new(),
-            });
+            return Ok(Prepared { overhead, gathered, errors: Errors { kinds: Vec::new(), values: Vec::new() }, removals: Vec::new() });
         }
         let mut journal = Journal::open(place("journal.jsonl").as_deref())?;
         let mut kinds: Vec<Kind> = vec![Kind::window(PROBE)];
         kinds.extend(families.iter().flat_map(|family| SIZES.map(|size| family.of(size))));
         let mut seen = std::collections::HashSet::new();
         kinds.retain(|kind| seen.insert(*kind));
-        let errors = errors::measure(model, &ranges, &contexts[..ERROR_CONTEXTS.min(contexts.len())], &kinds, &mut journal, stop, tell)?;
+        let errors =
+            errors::measure(model, &gathered.identity, &contexts[..ERROR_CONTEXTS.min(contexts.len())], &kinds, &mut journal, stop, tell)?;
         // The last context, as far as errors were not measured on it.
         let probe: Vec<u32> = contexts.last().map_or(Vec::new(), |context| context[..PROBE_LENGTH.min(context.len())].to_vec());
-        let removals = sensitivity::measure(model, &ranges, &[probe], &mut journal, stop, tell)?;
-        Ok(Prepared { gathered, ranges, errors, removals, overhead })
+        let removals = sensitivity::measure(model, &gathered.identity, &[probe], &mut journal, stop, tell)?;
+        Ok(Prepared { gathered, errors, removals, overhead })
     }
 
-    /// The best choice of these families within so many bytes for the whole model, its overhead included.
-    pub fn choose(&self, families: &[Family], d: usize, bytes: u64) -> Option<Vec<Kind>> {
+    /// The best choice of these families within so many bytes for the whole model, its overhead included. KV heads in groups of `shared` have the same kind.
+    pub fn choose(&self, families: &[Family], shared: usize, d: usize, bytes: u64) -> Option<Vec<Kind>> {
         let bytes = bytes.checked_sub(self.overhead)?;
         let wanted = |kind: &Kind| families.iter().any(|family| SIZES.iter().any(|&size| family.of(size) == *kind));
         let columns: Vec<usize> = (0..self.errors.kinds.len()).filter(|&column| wanted(&self.errors.kinds[column])).collect();
         let kinds: Vec<Kind> = columns.iter().map(|&column| self.errors.kinds[column]).collect();
-        let sizes: Vec<u64> = kinds.iter().map(|kind| kind.bytes(d)).collect();
+        let sizes: Vec<u64> = kinds.iter().map(|kind| shared as u64 * kind.bytes(d)).collect();
         let ratios = sensitivity::ratios(&self.removals, &self.errors);
-        let costs: Vec<f64> = ratios
-            .iter()
-            .enumerate()
-            .flat_map(|(unit, ratio)| columns.iter().map(move |&column| (unit, column, ratio)))
-            .map(|(unit, column, ratio)| ratio * self.errors.get(unit, column))
-            .collect();
+        let units: Vec<usize> = (0..ratios.len()).collect();
+        let cost = |units: &[usize], column: usize| units.iter().map(|&unit| ratios[unit] * self.errors.get(unit, column)).sum::<f64>();
+        let costs: Vec<f64> = units.chunks(shared).flat_map(|units| columns.iter().map(move |&column| cost(units, column))).collect();
         let choice = allocate(&Offer { kinds: &kinds, bytes: &sizes, costs: &costs }, bytes)?;
-        Some(choice.into_iter().map(|kind| kinds[kind]).collect())
+        Some(choice.into_iter().flat_map(|kind| std::iter::repeat_n(kinds[kind], shared)).collect())
     }
 
     /// The atlas, with what was measured of each kv head.
@@ -163,9 +183,9 @@ pub struct Conversion {
     pub budget: Budget,
     /// Bytes that one text keeps between tokens, from the counter that knows the buffers.
     pub bytes: u64,
-    /// The same in keys and values in float32 for each kv head.
+    /// The same in keys and values in 16 bits for each KV head.
     pub keys: f64,
-    /// What a cache of all keys takes at the model's context.
+    /// Bytes of a cache of all keys in 16 bits at the model's context.
     pub cache_bytes: u64,
     /// The model's context.
     pub context: usize,
@@ -173,7 +193,10 @@ pub struct Conversion {
     pub layers: usize,
     /// Of each layer.
     pub kv_heads: usize,
-    /// By layer and kv head.
+    /// Whether every KV head has its own kind, or every layer.
+    #[serde(default)]
+    pub granularity: Granularity,
+    /// By layer and KV head.
     pub kinds: Vec<Kind>,
     /// Tokens that were fitted to.
     pub calibration_tokens: usize,
@@ -226,15 +249,16 @@ pub fn choose(
     prepared: &Prepared,
     families: &[Family],
     contexts: &[Vec<u32>],
-    budget: Budget,
+    (budget, granularity): (Budget, Granularity),
     stop: &AtomicBool,
     tell: Tell,
 ) -> Result<Vec<Kind>, Error> {
     let config = &model.config;
     let (units, d) = ((config.num_hidden_layers * config.num_key_value_heads) as u64, config.head_dim);
     check_budget(config, families, budget)?;
+    let shared = granularity.shared(config);
     let too_small = |bytes: u64| Error::Asked(format!("the budget of {bytes} bytes is too small; allow more"));
-    let within = |bytes: u64| prepared.choose(families, d, bytes).ok_or_else(|| too_small(bytes));
+    let within = |bytes: u64| prepared.choose(families, shared, d, bytes).ok_or_else(|| too_small(bytes));
     let share = match budget {
         Budget::Bytes(bytes) => return within(bytes),
         Budget::Keys(keys) => return within(keys.saturating_mul(key_bytes(d) * units)),
@@ -244,7 +268,7 @@ pub fn choose(
         contexts.iter().take(ERROR_CONTEXTS).map(|ids| Reference::new(model, ids)).collect::<Result<_, _>>()?;
     let rise = |kinds: &[Kind]| -> Result<f64, Error> {
         let kinds: Vec<Option<Kind>> = kinds.iter().copied().map(Some).collect();
-        let converted = assemble(model, &prepared.ranges, &kinds)?;
+        let converted = assemble(model, &kinds)?;
         let mut sums = crate::kv::meter::Sums::default();
         for reference in &references {
             sums.add(&whole(&reference.compare(&converted)?));
@@ -259,7 +283,7 @@ pub fn choose(
         }
         tell(round, 8, "looking for the fewest bytes");
         let middle = (low * high).sqrt();
-        match prepared.choose(families, d, middle as u64 * key_bytes(d) * units) {
+        match prepared.choose(families, shared, d, middle as u64 * key_bytes(d) * units) {
             Some(kinds) if rise(&kinds)? <= share => {
                 best = kinds;
                 high = middle;
@@ -319,16 +343,8 @@ impl Documented for Conversion {
 
     fn validate(&self, raw: &Value) -> Result<(), String> {
         let kinds = raw.get("kinds").and_then(Value::as_array);
-        let far = |kind: &Value| kind.get("far").and_then(Value::as_str).is_some_and(|far| far != "none");
-        for (used, part) in [
-            (kinds.is_some_and(|kinds| kinds.iter().any(far)), "far states were"),
-            (raw.get("tuning").is_some(), "distillation (--tune) was"),
-        ] {
-            if used {
-                return Err(format!(
-                    "{part} removed; the last commit with support is {LAST_WITH_FAR_STATES}; convert the original model again"
-                ));
-            }
+        if kinds.is_some_and(|kinds| kinds.iter().any(|kind| kind.get("bits").is_some())) {
+            return Err(EARLIER_BUILD.into());
         }
         let heads = self.layers.checked_mul(self.kv_heads);
         if heads != Some(self.kinds.len()) || self.kinds.is_empty() {
@@ -372,8 +388,9 @@ impl Documented for Conversion {
             unit: Unit::Number,
         };
         let panels = vec![
-            map("Exact keys, log2", &|kind| (kind.window as f64 + kind.chosen as f64).log2()).into(),
-            map("Bits", &|kind| f64::from(kind.bits)).into(),
+            map("Stored keys, log2", &|kind| (kind.window as f64 + kind.chosen as f64).log2()).into(),
+            map("Bits of keys", &|kind| f64::from(kind.key_bits)).into(),
+            map("Bits of values", &|kind| f64::from(kind.value_bits)).into(),
         ];
         let mut counts: Vec<(String, usize)> = Vec::new();
         for kind in &self.kinds {

@@ -3,14 +3,13 @@
 use std::sync::atomic::AtomicBool;
 
 use rayon::prelude::*;
-use termwise_attention::{Attention, FusedOptions, Inputs, Scratch};
+use termwise_attention::{Attention, FusedOptions, Scratch};
 use termwise_model::params::ParamRole;
 use termwise_model::{Model, ObservedAttention};
 
 use crate::kv::calibrate::pass;
 use crate::kv::journal::{Journal, digest};
 use crate::kv::kinds::Kind;
-use crate::kv::ranges::QuantRanges;
 use crate::kv::{Error, Tell};
 
 /// Squared errors relative to the squared output of the whole layer, [layers·G, kinds].
@@ -76,7 +75,7 @@ fn dot(a: &[f32], b: &[f32]) -> f32 {
 /// Measures all kinds on these contexts; what the journal knows is not computed again.
 pub fn measure(
     model: &Model,
-    ranges: &QuantRanges,
+    identity: &str,
     contexts: &[Vec<u32>],
     kinds: &[Kind],
     journal: &mut Journal,
@@ -86,9 +85,7 @@ pub fn measure(
     let config = &model.config;
     let (layers, h, g, d) = (config.num_hidden_layers, config.num_attention_heads, config.num_key_value_heads, config.head_dim);
     let (width, w) = (h * d, d * (h / g));
-    let key = |context: &[u32], layer: usize, kind: &Kind| {
-        digest(&format!("error {} {context:?} {layer} {kind:?}", ranges.identity_for(&[*kind])))
-    };
+    let key = |context: &[u32], layer: usize, kind: &Kind| digest(&format!("error {identity} {context:?} {layer} {kind:?}"));
     let mut values = vec![0.0; layers * g * kinds.len()];
     let mut missing: Vec<Vec<u32>> = Vec::new();
     // A value for each KV head.
@@ -111,14 +108,8 @@ pub fn measure(
         let found = unknown.par_iter().with_max_len(1).map(|kind| -> Result<Vec<f64>, Error> {
             let heads = (0..h).map(|_| kind.variant(own)).collect::<Result<Vec<_>, Error>>()?;
             let attention = seen.attention.with_heads(heads)?;
-            let mut inputs: Inputs<f32> = seen.inputs.clone();
-            for spec in attention.aux_specs() {
-                if let Some(values) = ranges.tensor(layer, spec.aux) {
-                    inputs = inputs.with(spec.aux, values);
-                }
-            }
             let mut y = vec![0.0f32; seen.y.len()];
-            attention.fused_with(1, seen.shape.time, FusedOptions::default().scratch(&scratch))?.infer(&inputs, &mut y)?;
+            attention.fused_with(1, seen.shape.time, FusedOptions::default().scratch(&scratch))?.infer(seen.inputs, &mut y)?;
             y.iter_mut().zip(seen.y).for_each(|(y, full)| *y -= full);
             Ok(squares(&y, width, &gram, w).iter().map(|error| error / whole.max(f64::MIN_POSITIVE)).collect())
         });

@@ -58,13 +58,15 @@ impl Method {
 const WINDOW: Family = Family::WINDOW;
 const CHOSEN: Family = Family { chosen: true, ..WINDOW };
 const LATELY: Family = Family { fade: true, ..CHOSEN };
-const BITS8: Family = Family { bits: 8, ..WINDOW };
-const BITS4: Family = Family { bits: 4, ..WINDOW };
+const BITS8: Family = Family { bits: [8, 8], ..WINDOW };
+const BITS84: Family = Family { bits: [8, 4], ..WINDOW };
+const BITS4: Family = Family { bits: [4, 4], ..WINDOW };
 const BITS8_CHOSEN: Family = Family { chosen: true, ..BITS8 };
+const BITS84_CHOSEN: Family = Family { chosen: true, ..BITS84 };
 const BITS4_CHOSEN: Family = Family { chosen: true, ..BITS4 };
 
 /// The families that `convert` chooses from.
-pub const ALL: &[Family] = &[WINDOW, CHOSEN, BITS8, BITS8_CHOSEN, BITS4, BITS4_CHOSEN];
+pub const ALL: &[Family] = &[WINDOW, BITS8, BITS8_CHOSEN, BITS84, BITS84_CHOSEN, BITS4, BITS4_CHOSEN];
 
 /// The methods, single ideas first.
 pub const METHODS: &[Method] = &[
@@ -73,6 +75,7 @@ pub const METHODS: &[Method] = &[
     Method::one("chosen", &[CHOSEN]),
     Method::one("chosen lately", &[LATELY]),
     Method::one("8 bits", &[BITS8]),
+    Method::one("8/4 bits", &[BITS84]),
     Method::one("4 bits", &[BITS4]),
     Method::several("8 bits + chosen", &[BITS8_CHOSEN]),
     Method::several("4 bits + chosen", &[BITS4_CHOSEN]),
@@ -115,7 +118,7 @@ impl Method {
     /// The kinds of all kv heads within so many bytes; `None` where nothing fits.
     pub fn choose(&self, prepared: &Prepared, units: usize, d: usize, bytes: u64) -> Option<Vec<Kind>> {
         if self.per_head {
-            return prepared.choose(self.families, d, bytes);
+            return prepared.choose(self.families, 1, d, bytes);
         }
         Some(vec![self.families[0].largest(d, bytes.checked_sub(prepared.overhead)? / units as u64)?; units])
     }
@@ -150,7 +153,7 @@ impl Method {
 pub struct Point {
     /// The method.
     pub method: String,
-    /// The budget, keys in float32 for each kv head.
+    /// The budget, keys in 16 bits for each KV head.
     pub keys: u64,
     /// Bytes of the model's memory.
     pub bytes: u64,
@@ -275,7 +278,7 @@ pub struct Frontier {
 
 /// What to do.
 pub struct Options<'a> {
-    /// Keys in float32 for each kv head.
+    /// Keys in 16 bits for each KV head.
     pub keys: Vec<u64>,
     /// Names of methods; all where empty.
     pub methods: Vec<String>,
@@ -310,11 +313,6 @@ pub fn run(
             }
         }
     }
-    // Plans with the same tensors one after another: weights are then copied once.
-    let tensors = |kinds: &[Kind]| -> Vec<bool> {
-        kinds.chunks(config.num_key_value_heads).map(|layer| layer.iter().any(|kind| kind.bits < 32)).collect()
-    };
-    plans.sort_by_cached_key(|(_, _, kinds)| tensors(kinds));
     let mut journal = Journal::open(options.journal)?;
     let mut result = Frontier {
         length: texts.evaluation.first().and_then(|text| text.contexts.first()).map_or(0, Vec::len),
@@ -338,11 +336,11 @@ pub fn run(
         }
     }
     let most = texts.evaluation.iter().map(|text| text.contexts.len()).max().unwrap_or(0);
-    let key = |kinds: &[Kind], context: &[u32]| digest(&format!("frontier {} {kinds:?} {context:?}", prepared.ranges.identity_for(kinds)));
+    let key = |kinds: &[Kind], context: &[u32]| digest(&format!("frontier {} {kinds:?} {context:?}", prepared.gathered.identity));
     // Only what is still to be measured takes time.
     let all = texts.evaluation.iter().flat_map(|text| &text.contexts).flat_map(|context| plans.iter().map(move |plan| (plan, context)));
     let total = all.filter(|((_, _, kinds), context)| known(&journal, &key(kinds, context), context).is_none()).count() as u64;
-    let mut bench = Bench::default();
+    let mut bench = Bench::new(model);
     let mut done = 0;
     for index in 0..most {
         for (place, text) in texts.evaluation.iter().enumerate().filter(|(_, text)| index < text.contexts.len()) {
@@ -363,7 +361,7 @@ pub fn run(
                             None => reference.insert(Reference::new(model, context)?),
                         };
                         let kinds: Vec<Option<Kind>> = kinds.iter().copied().map(Some).collect();
-                        let found = reference.compare(bench.assemble(model, &prepared.ranges, &kinds)?)?;
+                        let found = reference.compare(bench.assemble(&kinds)?)?;
                         journal.put(&key, &format!("{}, {keys} keys, {} {index}", method.name, text.name), &found);
                         done += 1;
                         tell(done, total, &format!("{} at {keys} keys", method.name));

@@ -3,6 +3,8 @@
 use crate::plan::count::{Attention, Sizes};
 use serde::{Deserialize, Serialize};
 use termwise_attention::Variant;
+use termwise_attention::parts::heavy_hitters::HeavyHitters;
+use termwise_attention::parts::quantize::CacheBits;
 
 use crate::kv::Error;
 
@@ -11,25 +13,27 @@ pub const SINKS: usize = 4;
 /// Time constant, in queries, of accumulated attention that fades.
 pub const FADE: usize = 64;
 
-/// A memory: the first keys, the last ones and heavy hitters between them, in so many bits.
+/// A memory: the first keys, the last ones and heavy hitters between them, and the bits in which they are stored.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Kind {
-    /// W
+    /// Length of the window.
     pub window: usize,
-    /// S
+    /// Number of first keys.
     pub sinks: usize,
-    /// N
+    /// Number of heavy hitters.
     pub chosen: usize,
     /// Whether accumulated attention fades.
     pub fade: bool,
-    /// Bits of keys and values; 32 for float32.
-    pub bits: u32,
+    /// Bits of keys: 16, 8 or 4.
+    pub key_bits: u32,
+    /// Bits of values: 16, 8 or 4.
+    pub value_bits: u32,
 }
 
 impl Kind {
-    /// A window and the usual sinks in float32.
+    /// A window and the usual sinks in 16 bits.
     pub fn window(window: usize) -> Kind {
-        Kind { window, sinks: SINKS, bits: 32, ..Kind::default() }
+        Family::WINDOW.of(window)
     }
 
     /// The attention of a head that is a plain softmax so far.
@@ -37,23 +41,18 @@ impl Kind {
         if !is_convertible(own) {
             return Err(Error::Asked(format!("`{own}` is not softmax over all keys: its memory cannot be replaced")));
         }
-        let mut text = format!("{own} window={}", self.window.max(1));
-        if self.sinks > 0 {
-            text += &format!(" sinks={}", self.sinks);
-        }
-        if self.chosen > 0 {
-            text += &format!(" chosen={}", self.chosen);
-            if self.fade {
-                text += &format!(",fade={FADE}");
-            }
-        }
-        if self.bits < 32 {
-            text += &format!(" bits={}", self.bits);
-        }
-        Ok(text.parse()?)
+        let heavy_hitters = HeavyHitters { keys: self.chosen, fade: self.fade.then_some(FADE) };
+        let variant = own
+            .clone()
+            .with_window(self.window.max(1))
+            .with_sinks(Some(self.sinks).filter(|&sinks| sinks > 0))
+            .with_chosen(Some(heavy_hitters).filter(|heavy_hitters| heavy_hitters.keys > 0))
+            .with_bits(Some(CacheBits { keys: self.key_bits, values: self.value_bits }));
+        variant.validate()?;
+        Ok(variant)
     }
 
-    /// Bytes that one KV head of dimension d keeps, from the counter that knows the buffers.
+    /// Bytes that one KV head of dimension d stores, by the counter of `plan`.
     pub fn bytes(&self, d: usize) -> u64 {
         let variant = self.variant(&Variant::default()).expect("a kind is a variant of softmax");
         let counted = Attention::of_layer(&[variant], Sizes { kv_heads: 1, d });
@@ -62,14 +61,16 @@ impl Kind {
 
     /// For tables.
     pub fn label(&self) -> String {
-        let mut words = vec![format!("window {}", self.window)];
-        if self.chosen > 0 {
-            words.push(format!("{} chosen{}", self.chosen, if self.fade { " lately" } else { "" }));
-        }
-        if self.bits < 32 {
-            words.push(format!("{} bits", self.bits));
-        }
-        words.join(", ")
+        let heavy_hitters = match (self.chosen, self.fade) {
+            (0, _) => String::new(),
+            (keys, false) => format!(", {keys} heavy hitters"),
+            (keys, true) => format!(", {keys} recent heavy hitters"),
+        };
+        let bits = match (self.key_bits, self.value_bits) {
+            (keys, values) if keys == values => format!("{keys} bits"),
+            (keys, values) => format!("{keys}-bit keys, {values}-bit values"),
+        };
+        format!("window {}{heavy_hitters}, {bits}", self.window)
     }
 }
 
@@ -78,9 +79,9 @@ pub fn is_convertible(own: &Variant) -> bool {
     own.window.is_none() && own.far.is_none() && own.clone().with_window(1).is_pooled() && own.near.kernel == Variant::default().near.kernel
 }
 
-/// Bytes of one key and value of dimension d in float32: the unit of budgets in keys.
+/// Bytes of one key and value of dimension d in 16 bits: the unit of budgets in keys.
 pub fn key_bytes(d: usize) -> u64 {
-    8 * d as u64
+    4 * d as u64
 }
 
 /// Memories that differ in their number of keys alone.
@@ -90,18 +91,19 @@ pub struct Family {
     pub chosen: bool,
     /// Whether accumulated attention fades.
     pub fade: bool,
-    /// Bits.
-    pub bits: u32,
+    /// Bits of keys and values.
+    pub bits: [u32; 2],
 }
 
 impl Family {
-    /// A window and nothing else.
-    pub const WINDOW: Family = Family { chosen: false, fade: false, bits: 32 };
+    /// A window in 16 bits.
+    pub const WINDOW: Family = Family { chosen: false, fade: false, bits: [16, 16] };
 
     /// Its member with so many keys besides the sinks.
     pub fn of(self, keys: usize) -> Kind {
         let chosen = if self.chosen { keys / 2 } else { 0 };
-        Kind { window: (keys - chosen).max(1), sinks: SINKS, chosen, fade: self.fade && chosen > 0, bits: self.bits }
+        let [key_bits, value_bits] = self.bits;
+        Kind { window: (keys - chosen).max(1), sinks: SINKS, chosen, fade: self.fade && chosen > 0, key_bits, value_bits }
     }
 
     /// Its largest member for heads of dimension d within so many bytes; `None` if not even the smallest fits.
@@ -129,7 +131,7 @@ mod tests {
     #[test]
     fn kinds_are_variants_within_their_budget() {
         let own = Variant::default();
-        for bits in [32, 8, 4] {
+        for bits in [[16, 16], [8, 8], [8, 4], [4, 4]] {
             for (chosen, fade) in [(false, false), (true, false), (true, true)] {
                 let family = Family { chosen, fade, bits };
                 for keys in [1, 2, 64, 333] {

@@ -1,11 +1,11 @@
 //! A trained model with constant memory, at a known price.
 //!
 //! ```text
-//! text ─► calibrate   ranges of keys, and how each head looks back (atlas)
+//! text ─► calibrate   how far back each head looks (atlas)
 //!      ─► errors      error of each KV head's output with each kind of memory, computed by the engine itself
 //!      ─► sensitivity effect of each KV head's error on the model's predictions: measured, one head at a time
 //!      ─► allocate    one kind for each KV head within a budget
-//!      ─► assemble    the model with its variants and tensors, which every other command understands
+//!      ─► assemble    the model with its variants, which every other command understands
 //!      ─► meter       loss and KL to the original, by position ─► frontier
 //!      ─► audit       whether a converted model matches its record, and the effect of each part of its memory
 //! ```
@@ -24,13 +24,13 @@ pub mod frontier;
 pub mod journal;
 pub mod kinds;
 pub mod meter;
-pub mod ranges;
 pub mod recall;
 pub mod record;
 mod run;
 pub mod sensitivity;
 mod text;
 
+pub use convert::Granularity;
 pub use error::Error;
 pub use run::{AtlasOptions, AuditOptions, ConvertOptions, FrontierOptions, TextSplit, atlas, audit, convert, frontier};
 pub use text::{Cutting, Named, Text, Texts};

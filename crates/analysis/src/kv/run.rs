@@ -11,12 +11,12 @@ use crate::kv::assemble::{assemble, attention};
 use crate::kv::atlas::{Atlas, Recalls};
 use crate::kv::audit::{self, Audit};
 use crate::kv::calibrate::gather;
-use crate::kv::convert::{self, Budget, Conversion, PROBE_LENGTH, Prepared};
+use crate::kv::convert::{self, Budget, Conversion, Granularity, PROBE_LENGTH, Prepared};
 use crate::kv::frontier::{self, ALL, Frontier, Method};
 use crate::kv::journal::{Journal, digest};
 use crate::kv::kinds::{Kind, key_bytes};
 use crate::kv::recall::Facts;
-use crate::kv::record::Record;
+use crate::kv::record::{self, Record};
 use crate::kv::{Cutting, Error, Named, Texts};
 use crate::request::{Monitor, TextOptions, WINDOW, tokenizer_of};
 use crate::spectrum::windows;
@@ -96,12 +96,21 @@ pub struct ConvertOptions {
     pub contexts: usize,
     /// Texts.
     pub texts: TextSplit,
-    /// Folder of finished measurements. A later call with the same options resumes from them.
-    pub journal: Option<PathBuf>,
-    /// Folder of the converted model.
+    /// Whether every KV head has its own memory, or every layer.
+    pub granularity: Granularity,
+    /// Folder of the converted model, and of finished measurements, from which a later call with the same options resumes.
     pub save: Option<PathBuf>,
-    /// Replace a model in that folder.
+    /// Replace another model in that folder.
     pub overwrite: bool,
+}
+
+/// Finished measurements, in the folder of a converted model.
+const MEASUREMENTS: &str = "measurements";
+
+/// Refuses a folder with files that no conversion wrote.
+fn check_place(model: &Path, to: &Path, overwrite: bool) -> Result<(), Error> {
+    let own = to.join(MEASUREMENTS).is_dir() || to.join(record::FILE).is_file();
+    Ok(truncate::check_place(model, to, overwrite || own)?)
 }
 
 /// Replaces the KV cache of a model with fixed-size memory under a budget, measures the loss and saves the model.
@@ -112,20 +121,21 @@ pub fn convert(options: &ConvertOptions, monitor: &Monitor) -> Result<Conversion
     let folder = &monitor.model_folder(options.model.as_deref())?;
     if let Some(place) = &options.save {
         // Checked first, because measurements take long.
-        truncate::check_place(folder, place, options.overwrite)?;
+        check_place(folder, place, options.overwrite)?;
     }
     let model = Model::read(folder)?;
     convert::check_budget(&model.config, ALL, options.budget)?;
     let (data, texts) = options.texts.read(folder, &model.config, options.contexts, monitor)?;
     let (stop, tell) = (monitor.stop, &mut |done: u64, of: u64, what: &str| (monitor.progress)(done, of, what));
     let config = &model.config;
-    let place = options.journal.as_deref();
-    let prepared = Prepared::new(&model, (&texts.calibration, config.max_position_embeddings), ALL, place, stop, tell)?;
-    let kinds = convert::choose(&model, &prepared, ALL, &texts.calibration, options.budget, stop, tell)?;
+    let measurements = options.save.as_ref().map(|folder| folder.join(MEASUREMENTS));
+    let place = measurements.as_deref();
+    let prepared = Prepared::new(&model, &texts.calibration, ALL, place, stop, tell)?;
+    let kinds = convert::choose(&model, &prepared, ALL, &texts.calibration, (options.budget, options.granularity), stop, tell)?;
     let chosen: Vec<Option<Kind>> = kinds.iter().copied().map(Some).collect();
-    let mut converted = assemble(&model, &prepared.ranges, &chosen)?;
+    let mut converted = assemble(&model, &chosen)?;
     let mut journal = Journal::open(place.map(|folder| folder.join("evaluation.jsonl")).as_deref())?;
-    let identity = digest(&format!("{} {kinds:?}", prepared.ranges.identity_for(&kinds)));
+    let identity = digest(&format!("{} {kinds:?}", prepared.gathered.identity));
     let measured = convert::evaluate(&model, &converted, &texts, &mut journal, &identity, stop, tell)?;
     let (units, d) = ((config.num_hidden_layers * config.num_key_value_heads) as u64, config.head_dim);
     let bytes = convert::bytes_of(&kinds, d, prepared.overhead);
@@ -139,13 +149,14 @@ pub fn convert(options: &ConvertOptions, monitor: &Monitor) -> Result<Conversion
         context: config.max_position_embeddings,
         layers: config.num_hidden_layers,
         kv_heads: config.num_key_value_heads,
+        granularity: options.granularity,
         kinds,
         calibration_tokens: texts.calibration.iter().map(Vec::len).sum(),
         measured,
     };
     if let Some(to) = &options.save {
-        let record = Record::new(&conversion.model, &converted, &model, bytes);
-        truncate::save(&mut converted, &attention(config, &chosen)?, folder, to, options.overwrite)?;
+        let record = Record::new(&conversion.model, &converted, &conversion.kinds, options.granularity, bytes);
+        truncate::save(&mut converted, &attention(config, &chosen)?, folder, to, true)?;
         record.write(to)?;
     }
     Ok(conversion)
@@ -156,7 +167,7 @@ pub fn convert(options: &ConvertOptions, monitor: &Monitor) -> Result<Conversion
 pub struct FrontierOptions {
     /// Model by name; default: the newest run.
     pub model: Option<String>,
-    /// Budgets, in float32 key/value pairs per KV head.
+    /// Budgets, in 16-bit key/value pairs per KV head.
     pub keys: Vec<u64>,
     /// Names of methods; empty: all.
     pub methods: Vec<String>,
@@ -184,7 +195,7 @@ pub fn frontier(options: &FrontierOptions, monitor: &Monitor, changed: &mut dyn 
     }
     let (stop, tell) = (monitor.stop, &mut |done: u64, of: u64, what: &str| (monitor.progress)(done, of, what));
     let (families, place) = (Method::families(&methods), options.journal.as_deref());
-    let prepared = Prepared::new(&model, (&texts.calibration, texts.length()), &families, place, stop, tell)?;
+    let prepared = Prepared::new(&model, &texts.calibration, &families, place, stop, tell)?;
     let journal = place.map(|folder| folder.join("frontier.jsonl"));
     let how = frontier::Options { keys: options.keys.clone(), methods: options.methods.clone(), journal: journal.as_deref() };
     let about = Frontier {
@@ -221,7 +232,7 @@ pub struct AuditOptions {
 pub fn audit(options: &AuditOptions, monitor: &Monitor) -> Result<Audit, Error> {
     let folder = monitor.model_folder(Some(&options.model))?;
     let original = monitor.model_folder(Some(&options.against))?;
-    // The record first: it refuses conversions of earlier builds that use removed parts.
+    // The record first: it refuses conversions of earlier builds.
     let record = Record::read(&folder)?;
     let (model, against) = (Arc::new(Model::read(&folder)?), Arc::new(Model::read(&original)?));
     // Recall needs a tokenizer; it is skipped for a model without one.

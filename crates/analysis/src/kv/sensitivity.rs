@@ -12,7 +12,6 @@ use crate::kv::errors::Errors;
 use crate::kv::journal::{Journal, digest};
 use crate::kv::kinds::Kind;
 use crate::kv::meter::{Reference, known, whole};
-use crate::kv::ranges::QuantRanges;
 use crate::kv::{Error, Tell};
 
 /// The window of the head that is measured.
@@ -32,7 +31,7 @@ pub struct Removal {
 /// KL and rise of the loss in nats per token for each kv head, on these contexts.
 pub fn measure(
     model: &Model,
-    ranges: &QuantRanges,
+    identity: &str,
     contexts: &[Vec<u32>],
     journal: &mut Journal,
     stop: &AtomicBool,
@@ -40,9 +39,9 @@ pub fn measure(
 ) -> Result<Vec<Removal>, Error> {
     let units = model.config.num_hidden_layers * model.config.num_key_value_heads;
     let probe = Kind::window(PROBE);
-    let (mut removals, mut bench) = (vec![Removal::default(); units], Bench::default());
+    let (mut removals, mut bench) = (vec![Removal::default(); units], Bench::new(model));
     for (index, context) in contexts.iter().enumerate() {
-        let key = |unit: usize| digest(&format!("sensitivity {} {context:?} {unit} {probe:?}", ranges.identity));
+        let key = |unit: usize| digest(&format!("sensitivity {identity} {context:?} {unit} {probe:?}"));
         let mut reference = None;
         for (unit, removal) in removals.iter_mut().enumerate() {
             let found = match known(journal, &key(unit), context) {
@@ -57,7 +56,7 @@ pub fn measure(
                     };
                     let mut kinds = vec![None; units];
                     kinds[unit] = Some(probe);
-                    let found = reference.compare(bench.assemble(model, ranges, &kinds)?)?;
+                    let found = reference.compare(bench.assemble(&kinds)?)?;
                     journal.put(&key(unit), &format!("sensitivity of kv head {unit}"), &found);
                     found
                 }

@@ -52,11 +52,6 @@ pub struct Cutting {
 }
 
 impl Texts {
-    /// Tokens of the longest context that is evaluated.
-    pub fn length(&self) -> usize {
-        self.evaluation.iter().flat_map(|text| &text.contexts).map(Vec::len).max().unwrap_or(0)
-    }
-
     /// Of texts that are fitted to the first part serves that, and contexts from the second half on are evaluated; of the others contexts from the first on.
     pub fn cut(sources: &[Named], cutting: Cutting) -> Result<Texts, Error> {
         let Cutting { length, contexts, calibration_length, calibration_contexts } = cutting;

@@ -25,6 +25,7 @@ use serde::{Deserialize, Serialize};
 use termwise_attention::MAX_ROWS;
 use termwise_attention::combinatorics::monomials;
 use termwise_attention::parts::heavy_hitters::HeavyHitters;
+use termwise_attention::parts::quantize::CacheBits;
 use termwise_attention::{Map, ScoreFn, Variant};
 
 const FLOAT: u64 = 4;
@@ -90,7 +91,7 @@ struct Unit {
     dim: Option<usize>,
     /// Window and sinks, and the other properties of the windowed cache.
     exact: Option<(usize, usize)>,
-    kept: (Option<HeavyHitters>, Option<u32>),
+    kept: (Option<HeavyHitters>, Option<CacheBits>),
     moments: Option<Moments>,
 }
 

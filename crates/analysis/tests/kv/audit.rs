@@ -10,16 +10,25 @@ use safetensors::SafeTensors;
 use safetensors::tensor::TensorView;
 use termwise_analysis::kv::Error;
 use termwise_analysis::kv::audit::{Audit, Options, audit};
-use termwise_analysis::kv::convert::overhead;
+use termwise_analysis::kv::convert::Granularity;
 use termwise_analysis::kv::kinds::Kind;
 use termwise_analysis::kv::record::Record;
 use termwise_model::Model;
 use termwise_model::decode::{Decoder, SavedSequence};
 use termwise_model::weights::WriteOptions;
 
-use crate::support::{LENGTH, contexts, converted, model, prepared, promised};
+use crate::support::{LENGTH, contexts, converted, model, promised};
 
-const CHOSEN: Kind = Kind { window: 12, sinks: 4, chosen: 12, fade: false, bits: 32 };
+const CHOSEN: Kind = Kind { window: 12, sinks: 4, chosen: 12, fade: false, key_bits: 16, value_bits: 16 };
+
+fn record_of(model: &Model, converted: &Model, kind: Kind) -> Record {
+    Record::new("m", converted, &[kind; 4], Granularity::Head, promised(model, kind))
+}
+
+/// The kind with other bits of keys and values.
+fn coded(kind: Kind, bits: u32) -> Kind {
+    Kind { key_bits: bits, value_bits: bits, ..kind }
+}
 
 fn check(
     original: &Model,
@@ -45,11 +54,10 @@ fn nothing(_: usize, _: &mut Decoder) -> Result<(), Error> {
 #[test]
 fn healthy_models_pass() {
     let model = model();
-    let prepared = prepared(&model, None);
     let window = Kind::window(24);
-    for kind in [CHOSEN, Kind { bits: 8, ..CHOSEN }, Kind { bits: 4, ..CHOSEN }, window, Kind { bits: 8, ..window }] {
-        let healthy = converted(&model, &prepared.ranges, kind);
-        let record = Record::new("m", &healthy, &model, promised(&model, kind));
+    for kind in [CHOSEN, coded(CHOSEN, 8), coded(CHOSEN, 4), window, coded(window, 8)] {
+        let healthy = converted(&model, kind);
+        let record = record_of(&model, &healthy, kind);
         let found = check(&model, &healthy, Some(&record), &mut nothing);
         assert!(found.passed(), "{kind:?}: {:#?}", found.checks);
         assert_eq!(found.shares.len(), 8);
@@ -62,7 +70,7 @@ fn healthy_models_pass() {
         termwise_report::survives_edits(&found, 300);
     }
     // A window that is longer than the text still fills at its end, and no further than it may.
-    let filling = converted(&model, &prepared.ranges, Kind::window(2 * LENGTH));
+    let filling = converted(&model, Kind::window(2 * LENGTH));
     let found = check(&model, &filling, None, &mut nothing);
     assert_eq!(failed(&found), [""; 0], "{:#?}", found.checks);
     let memory = found.checks.iter().find(|check| check.name == "memory is constant").expect("a check of the memory");
@@ -75,11 +83,10 @@ fn healthy_models_pass() {
 #[test]
 fn faults_in_the_folder_are_found() {
     let model = model();
-    let prepared = prepared(&model, None);
-    let healthy = converted(&model, &prepared.ranges, CHOSEN);
+    let healthy = converted(&model, CHOSEN);
     let folder = tempfile::tempdir().expect("a folder");
     let audited = |faulty: &Model| {
-        let record = Record::new("m", &healthy, &model, promised(&model, CHOSEN));
+        let record = record_of(&model, &healthy, CHOSEN);
         record.write(folder.path()).expect("a record");
         faulty.write(folder.path(), &WriteOptions::default()).expect("a model");
         let (read, record) = (Model::read(folder.path()).expect("a model"), Record::read(folder.path()).expect("a record"));
@@ -88,7 +95,7 @@ fn faults_in_the_folder_are_found() {
     assert!(audited(&healthy).passed());
 
     // A window that is one key shorter than what was chosen: every computation agrees, and predictions hardly differ.
-    let short = converted(&model, &prepared.ranges, Kind { window: 11, ..CHOSEN });
+    let short = converted(&model, Kind { window: 11, ..CHOSEN });
     assert_eq!(failed(&audited(&short)), ["memory is the recorded one"]);
 
     // One weight of the original that was changed.
@@ -104,10 +111,9 @@ fn faults_in_the_folder_are_found() {
 #[test]
 fn records_are_compared_head_by_head_and_byte_by_byte() {
     let model = model();
-    let prepared = prepared(&model, None);
-    let eight = Kind { bits: 8, ..CHOSEN };
-    let healthy = converted(&model, &prepared.ranges, eight);
-    let record = Record::new("m", &healthy, &model, promised(&model, eight));
+    let eight = coded(CHOSEN, 8);
+    let healthy = converted(&model, eight);
+    let record = record_of(&model, &healthy, eight);
     let failed_with = |record: &Record, model: &Model, original: &Model| {
         failed(&check(original, model, Some(record), &mut nothing)).into_iter().map(str::to_owned).collect::<Vec<_>>()
     };
@@ -121,24 +127,15 @@ fn records_are_compared_head_by_head_and_byte_by_byte() {
     assert_eq!(failed_with(&wider, &healthy, &model), ["memory is the recorded one"]);
     // One byte less than it takes: there is no slack.
     assert_eq!(failed_with(&Record { bytes: record.bytes - 1, ..record.clone() }, &healthy, &model), ["bytes are those of the record"]);
-    // Earlier builds recorded the memories alone, and had no checksum.
-    let before = Record { bytes: record.bytes - overhead(&model.config).expect("states"), checksum: None, ..record.clone() };
-    assert_eq!(failed_with(&before, &healthy, &model), [""; 0]);
-    // Ranges of keys that were changed.
-    let mut other = healthy.clone();
-    let name = other.params.iter().map(|(entry, _)| entry.spec.name.clone()).find(|name| name.contains(".codes.")).expect("a range");
-    other.params.get_mut(&name).expect("a range").iter_mut().for_each(|x| *x *= 1.001);
-    assert_eq!(failed_with(&record, &other, &model), ["added tensors"]);
 }
 
 #[test]
 fn edited_records_and_removed_parts_are_refused() {
     let model = model();
-    let prepared = prepared(&model, None);
-    let healthy = converted(&model, &prepared.ranges, CHOSEN);
+    let healthy = converted(&model, CHOSEN);
     let folder = tempfile::tempdir().expect("a folder");
-    let path = folder.path().join("conversion.json");
-    let record = Record::new("m", &healthy, &model, promised(&model, CHOSEN));
+    let path = folder.path().join("kv_memory.json");
+    let record = record_of(&model, &healthy, CHOSEN);
     record.write(folder.path()).expect("a record");
     assert_eq!(Record::read(folder.path()).expect("a record"), Some(record.clone()));
     let text = std::fs::read_to_string(&path).expect("text");
@@ -148,13 +145,14 @@ fn edited_records_and_removed_parts_are_refused() {
     };
     for (from, to) in [(record.bytes.to_string(), (record.bytes + 8).to_string()), ("window=12".into(), "window=13".into())] {
         let error = refused(text.replace(&from, &to));
-        assert!(error.contains("conversion.json was edited"), "{error}");
+        assert!(error.contains("kv_memory.json was edited"), "{error}");
     }
-    // A far state of an earlier build: the message names the part and the last commit that has it.
-    let error = refused(text.replace("chosen=12", "far(taylor=0..2,coef=learned scale=1 dim=4)"));
-    assert!(error.contains("far states") && error.contains("12bd7e8") && error.contains("layer 0, head 0"), "{error}");
     std::fs::remove_file(&path).expect("removed");
     assert_eq!(Record::read(folder.path()).expect("no record"), None);
+    // The record of an earlier build.
+    std::fs::write(folder.path().join("conversion.json"), "{}").expect("a file");
+    let error = Record::read(folder.path()).expect_err("an earlier build").to_string();
+    assert!(error.contains("earlier build") && error.contains("e9b2d07"), "{error}");
 }
 
 /// Changes the tensors of a saved memory whose names end like this, and signs the file anew: what it holds is then as trustworthy as what a decoder wrote.
@@ -213,10 +211,9 @@ fn tampered(model: &Model, converted: &Model, record: &Record, end: &str, change
 #[test]
 fn faults_of_the_memory_are_found() {
     let model = model();
-    let prepared = prepared(&model, None);
     let kind = CHOSEN;
-    let healthy = converted(&model, &prepared.ranges, kind);
-    let record = Record::new("m", &healthy, &model, promised(&model, kind));
+    let healthy = converted(&model, kind);
+    let record = record_of(&model, &healthy, kind);
     // A file that is signed anew and not changed is no fault.
     assert!(tampered(&model, &healthy, &record, ".received", |_| {}).is_empty());
 
@@ -224,9 +221,9 @@ fn faults_of_the_memory_are_found() {
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("state.safetensors");
     let text = &contexts(2, 9)[0];
-    for kind in [kind, Kind { bits: 8, ..kind }, Kind { bits: 4, ..kind }] {
-        let healthy = converted(&model, &prepared.ranges, kind);
-        let record = Record::new("m", &healthy, &model, promised(&model, kind));
+    for kind in [kind, coded(kind, 8), coded(kind, 4)] {
+        let healthy = converted(&model, kind);
+        let record = record_of(&model, &healthy, kind);
         let found = check(&model, &healthy, Some(&record), &mut |t, decoder| {
             if t == LENGTH / 2 + 8 {
                 decoder.save(0, &SavedSequence::new(text[..t].to_vec(), 0), &path)?;

@@ -6,7 +6,6 @@ use termwise_analysis::kv::assemble::assemble;
 use termwise_analysis::kv::convert::{Prepared, bytes_of, overhead};
 use termwise_analysis::kv::frontier::{ALL, Method};
 use termwise_analysis::kv::kinds::{Family, Kind};
-use termwise_analysis::kv::ranges::QuantRanges;
 use termwise_base::rng::Rng;
 use termwise_model::{Config, Model};
 
@@ -26,7 +25,7 @@ pub fn contexts(count: usize, seed: u64) -> Vec<Vec<u32>> {
 
 pub fn prepared(model: &Model, folder: Option<&std::path::Path>) -> Prepared {
     let never = AtomicBool::new(false);
-    Prepared::new(model, (&contexts(2, 1), 0), &every(), folder, &never, &mut |_, _, _| {}).expect("it can be prepared")
+    Prepared::new(model, &contexts(2, 1), &every(), folder, &never, &mut |_, _, _| {}).expect("it can be prepared")
 }
 
 pub fn every() -> Vec<Family> {
@@ -39,8 +38,8 @@ pub fn families() -> Vec<Family> {
     all
 }
 
-pub fn converted(model: &Model, ranges: &QuantRanges, kind: Kind) -> Model {
-    assemble(model, ranges, &[Some(kind); 4]).unwrap_or_else(|error| panic!("{kind:?}: {error}"))
+pub fn converted(model: &Model, kind: Kind) -> Model {
+    assemble(model, &[Some(kind); 4]).unwrap_or_else(|error| panic!("{kind:?}: {error}"))
 }
 
 /// Bytes of the model with this kind in all KV heads.

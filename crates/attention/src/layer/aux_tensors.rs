@@ -13,8 +13,6 @@ pub struct AuxSpec {
     pub name: &'static str,
     /// Whether it is projected from the hidden state or a parameter.
     pub source: Source,
-    /// Whether it is trained; calibrated tensors are constant and their gradient is zero.
-    pub trained: bool,
 }
 
 /// The source of an auxiliary tensor.
@@ -127,12 +125,8 @@ pub(crate) fn layer_aux_specs(heads: &[Variant], shape: &Shape) -> Result<Vec<Au
                 AuxKind::FeatureQBias => ("q_feature.bias", "far.q_feature.bias", zeros(vec![h, features])),
                 AuxKind::FeatureK => ("k_feature.weight", "far.k_feature.weight", matrix(g, features, features)),
                 AuxKind::FeatureKBias => ("k_feature.bias", "far.k_feature.bias", zeros(vec![g, features])),
-                AuxKind::CodeCentre => ("codes.centre", "", zeros(vec![g, d])),
-                // Wide enough for typical keys; calibration fits it.
-                AuxKind::CodeRange => ("codes.range", "", parameter(vec![g, d], Init::Constant(8.0))),
             };
-            let trained = !matches!(aux.kind, AuxKind::CodeCentre | AuxKind::CodeRange);
-            AuxSpec { aux, name: if far { far_name } else { name }, source, trained }
+            AuxSpec { aux, name: if far { far_name } else { name }, source }
         })
         .collect())
 }
@@ -184,7 +178,6 @@ impl Variant {
             AuxKind::FeatureQ | AuxKind::FeatureQBias | AuxKind::FeatureK | AuxKind::FeatureKBias => {
                 weighed(|score_fn| score_fn.kernel.has_learned_map())
             }
-            AuxKind::CodeCentre | AuxKind::CodeRange => self.bits.is_some(),
         }
     }
 }
@@ -217,11 +210,8 @@ mod tests {
         assert_eq!(learned[2].source, Source::Parameter { shape: vec![4, 3], init: Init::Constant(1.0) });
         assert_eq!(layer_aux_specs(&heads(["softmax"; 4]), &SHAPE), Ok(vec![]));
         let far = "exp window=4 far(feature=hedgehog dim=3) over=sum,sink post=silu,channel decay=mamba qk_norm=rms,all";
-        let sizes: Vec<(&str, usize, bool)> = layer_aux_specs(&heads([far; 4]), &SHAPE)
-            .expect("possible")
-            .iter()
-            .map(|spec| (spec.name, spec.values(1), spec.trained))
-            .collect();
+        let sizes: Vec<(&str, usize)> =
+            layer_aux_specs(&heads([far; 4]), &SHAPE).expect("possible").iter().map(|spec| (spec.name, spec.values(1))).collect();
         let expected = [
             ("post_gate_proj", 20),
             ("decay_gate_proj", 4),
@@ -236,7 +226,7 @@ mod tests {
             ("far.k_feature.weight", 18),
             ("far.k_feature.bias", 6),
         ];
-        assert_eq!(sizes, expected.map(|(name, values)| (name, values, true)));
+        assert_eq!(sizes, expected);
     }
 
     #[test]

@@ -3,7 +3,6 @@
 use crate::layer::{Head, KeyTransform};
 use crate::parts::kernel::feature::Map;
 use crate::parts::kernel::hedgehog;
-use crate::parts::quantize::QuantRange;
 use crate::{AuxKind, Inputs};
 use termwise_kernels::real::dot;
 use termwise_kernels::simd::{Simd, Task};
@@ -54,13 +53,6 @@ impl KeyTransform {
     /// Their total.
     pub fn tensor_len(&self, d: usize) -> usize {
         self.tensor_lens(d).iter().sum()
-    }
-
-    /// The quantization range of the keys of a kv head, if there is one.
-    pub fn channels_of<'a>(&self, inputs: &Inputs<'a, f32>, d: usize, g: usize) -> Option<QuantRange<'a>> {
-        self.bits?;
-        let of = |aux| &inputs.aux(aux)[g * d..][..d];
-        Some(QuantRange { centre: of(AuxKind::CodeCentre), range: of(AuxKind::CodeRange) })
     }
 
     fn own<'a>(&self, inputs: &Inputs<'a, f32>, there: bool, aux: AuxKind, head: usize, len: usize) -> &'a [f32] {

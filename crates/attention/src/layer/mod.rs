@@ -13,6 +13,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use crate::parts::kernel::feature::Map;
 use crate::parts::kernel::taylor::MAX_ORDER;
 use crate::parts::qk_norm::QkNorm;
+use crate::parts::quantize::CacheBits;
 use crate::parts::write::Delta;
 use crate::{AuxKind, AuxTensor, Error, Grads, Inputs, Kernel, KeyRange, Real, Rope, ScoreFn, Shape, Variant};
 use termwise_kernels::basis::Basis;
@@ -85,8 +86,8 @@ pub(crate) struct KeyTransform {
     pub hedgehog: bool,
     /// q and k are projected to this many dimensions, after RoPE.
     pub dim: Option<usize>,
-    /// The bits of quantized keys and values, and the number of sinks, which are not quantized.
-    pub bits: Option<(u32, usize)>,
+    /// The bits of stored keys and values, and the number of sinks, which have 16.
+    pub bits: Option<(CacheBits, usize)>,
     /// The branch whose tensors it reads; near if it reads none.
     pub range: KeyRange,
     /// Dimension of the scalar product of a score.

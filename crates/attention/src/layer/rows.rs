@@ -5,7 +5,7 @@
 
 use crate::layer::{Features, KeyTransform, Layer};
 use crate::parts::qk_norm::QkNorm;
-use crate::parts::quantize::{self, QuantRange};
+use crate::parts::quantize::{self, CacheBits};
 use crate::parts::rope::rotate;
 use crate::{Inputs, Shape};
 use termwise_kernels::simd::Simd;
@@ -137,10 +137,10 @@ impl<'a> RowSources<'a> {
                 &[]
             },
             features,
-            quantizer: class.bits.filter(|_| tensor != Tensor::Q).map(|(bits, sinks)| RowQuantizer {
+            quantizer: class.bits.map(|(bits, sinks)| RowQuantizer {
                 bits,
-                from: sinks.saturating_sub(self.positions.get(b).copied().unwrap_or(0)),
-                range: class.channels_of(self.inputs, s.d, head).filter(|_| tensor == Tensor::K),
+                sinks: sinks.saturating_sub(self.positions.get(b).copied().unwrap_or(0)),
+                tensor,
             }),
         }
     }
@@ -168,24 +168,30 @@ pub(crate) struct HeadRows<'a> {
     /// Projection and feature map, after RoPE.
     pub features: Features<'a>,
     /// Rounding to quantized values.
-    pub quantizer: Option<RowQuantizer<'a>>,
+    pub quantizer: Option<RowQuantizer>,
 }
 
-/// Rounds rows to their quantized values.
+/// Rounds rows to their stored values. Queries and keys change to the basis of stored keys; values keep their basis.
 #[derive(Clone, Copy)]
-pub(crate) struct RowQuantizer<'a> {
-    pub bits: u32,
-    /// The first row that is quantized.
-    pub from: usize,
-    /// The range of keys; values have a scale per row.
-    pub range: Option<QuantRange<'a>>,
+pub(crate) struct RowQuantizer {
+    pub bits: CacheBits,
+    /// Number of rows that are sinks.
+    pub sinks: usize,
+    pub tensor: Tensor,
 }
 
-impl RowQuantizer<'_> {
-    fn round(&self, row: &mut [f32]) {
-        match self.range {
-            Some(range) => quantize::round_key(self.bits, range, row),
-            None => quantize::round_value(self.bits, row),
+impl RowQuantizer {
+    fn round(&self, t: usize, row: &mut [f32]) {
+        let sink = t < self.sinks;
+        if self.tensor == Tensor::V {
+            return self.bits.value_format(sink).round_in_basis(row);
+        }
+        let format = self.bits.key_format(sink);
+        if format.rotated {
+            quantize::rotate(row);
+        }
+        if self.tensor == Tensor::K {
+            format.round(row);
         }
     }
 }
@@ -234,8 +240,8 @@ impl HeadRows<'_> {
             let half = self.pairs;
             rotate(row, &self.cos[t * half..][..half], &self.sin[t * half..][..half]);
         }
-        if let Some(quantizer) = self.quantizer.filter(|quantizer| t >= quantizer.from) {
-            quantizer.round(row);
+        if let Some(quantizer) = self.quantizer {
+            quantizer.round(t, row);
         }
     }
 

@@ -11,6 +11,7 @@
 
 use crate::parts::distance::Distance;
 use crate::parts::heavy_hitters::HeavyHitters;
+use crate::parts::quantize::CacheBits;
 use crate::{ScoreFn, Shape, Variant};
 
 /// The kind of memory for past keys.
@@ -29,8 +30,8 @@ pub(crate) struct CacheLayout {
     /// Whether keys are rows after RoPE, without weights or decays per key.
     pub plain: bool,
     pub heavy_hitters: Option<HeavyHitters>,
-    /// Bits of a quantized value; `None` for float32.
-    pub bits: Option<u32>,
+    /// Bits of stored keys and values; `None` for float32.
+    pub bits: Option<CacheBits>,
 }
 
 impl CacheLayout {

@@ -6,7 +6,7 @@ use crate::naive::gates::{Gates, count};
 use crate::naive::head_slice::HeadSlice;
 use crate::naive::prepare::{Prepared, Steps};
 use crate::naive::{add_to, decay, heavy_hitters};
-use crate::parts::quantize;
+use crate::parts::quantize::RowFormat;
 use crate::{AuxKind, Grads, Inputs, KeyRange, Layer, Real, Rows, Shape, Variant};
 
 /// The inputs of all rows of one head, prepared.
@@ -49,7 +49,7 @@ impl<'a, R: Real> Head<'a, R> {
         let mut k = prepare(key, inputs.k(), AuxKind::ConvK, AuxKind::KNorm);
         let steps = Steps { taps: filters(&variant, inputs, key, AuxKind::ConvV, (e, false)), norm: None, rope: None };
         let mut v = Prepared::new(key.read(inputs.v(), e), e, (e, 0), steps);
-        quantize_cache(&variant, inputs, kv_head, (&mut k.rotated, d), (&mut v.rotated, e));
+        quantize_cache(&variant, (&mut k.rotated, d), (&mut v.rotated, e));
 
         let gates = Gates::new(&variant, inputs, query, key, e);
         let per_channel = variant.decay.as_ref().is_some_and(|decay| decay.by_channel());
@@ -278,21 +278,19 @@ fn filters<'a, R: Real>(
     }
 }
 
-/// Rounds keys and values after the sinks to the levels of a quantized KV cache.
-fn quantize_cache<R: Real>(variant: &Variant, inputs: &Inputs<R>, kv_head: usize, (k, d): (&mut [R], usize), (v, e): (&mut [R], usize)) {
+/// Rounds keys and values to those that a quantized KV cache restores.
+fn quantize_cache<R: Real>(variant: &Variant, (k, d): (&mut [R], usize), (v, e): (&mut [R], usize)) {
     let Some(bits) = variant.bits else { return };
-    let narrow = |x: &[R]| x.iter().map(|x| x.wide() as f32).collect::<Vec<f32>>();
-    let range_of = |aux| narrow(&inputs.aux(aux)[kv_head * d..][..d]);
-    let (centre, range) = (range_of(AuxKind::CodeCentre), range_of(AuxKind::CodeRange));
-    let round = |rows: &mut [R], dim: usize, round_row: &dyn Fn(&mut [f32])| {
-        for row in rows.chunks_exact_mut(dim).skip(variant.sinks.unwrap_or(0)) {
-            let mut rounded = narrow(row);
-            round_row(&mut rounded);
+    let sinks = variant.sinks.unwrap_or(0);
+    let round = |rows: &mut [R], dim: usize, format: &dyn Fn(bool) -> RowFormat| {
+        for (t, row) in rows.chunks_exact_mut(dim).enumerate() {
+            let mut rounded: Vec<f32> = row.iter().map(|x| x.wide() as f32).collect();
+            format(t < sinks).round_in_basis(&mut rounded);
             row.iter_mut().zip(&rounded).for_each(|(x, &rounded)| *x = R::of(f64::from(rounded)));
         }
     };
-    round(k, d, &|row| quantize::round_key(bits, quantize::QuantRange { centre: &centre, range: &range }, row));
-    round(v, e, &|row| quantize::round_value(bits, row));
+    round(k, d, &|sink| bits.key_format(sink));
+    round(v, e, &|sink| bits.value_format(sink));
 }
 
 /// The gradient of n filter taps from `first` on; empty if there are none.

@@ -19,7 +19,7 @@
 //! | `keys` [n, d], `values` [n, e] | a cache, in the order of positions; keys for near queries, then for far queries |
 //! | `head.j.weights`, `head.j.decay` [n] | per key, if the j-th head of the group has them |
 //! | `far.h`, `far.z` | the recurrent state of far keys |
-//! | `codes.c.keys`, `.values`, `.scales` | block c of a quantized cache, as bytes |
+//! | `codes.c.keys`, `.values`, `.key_scales`, `.value_scales` | block c of a quantized cache, as bytes |
 //! | `received` | the accumulated attention per slot, with heavy hitters |
 //!
 //! The cache of a window whose heads have no data per key is in the order of its slots. `layer.i.carry.*` are the running sums of gates and decays
@@ -55,8 +55,8 @@ enum Values<'a> {
     KeysOfRing(&'a RingKvCache, Vec<usize>),
     RowsOfRing(&'a RingKvCache, Vec<usize>),
     Codes(&'a [u8]),
-    /// low and step of quantized values.
-    Scales(&'a [[f32; 2]]),
+    /// bfloat16
+    Scales(&'a [u16]),
     Narrow(Vec<f32>),
     Wide(Cow<'a, [f64]>),
 }
@@ -71,6 +71,7 @@ impl View for Tensor<'_> {
         match self.values {
             Values::Wide(_) => Dtype::F64,
             Values::Codes(_) => Dtype::U8,
+            Values::Scales(_) => Dtype::BF16,
             _ => Dtype::F32,
         }
     }
@@ -93,7 +94,7 @@ impl View for Tensor<'_> {
             Values::KeysOfRing(ring, places) => {
                 let mut key = vec![0.0f32; ring.d];
                 for &place in places {
-                    ring.key(place, None, &mut key);
+                    ring.key(place, &mut key);
                     key.iter().for_each(|x| bytes.extend(x.to_le_bytes()));
                 }
             }
@@ -106,7 +107,7 @@ impl View for Tensor<'_> {
             }
             Values::Narrow(values) => values.iter().for_each(|x| bytes.extend(x.to_le_bytes())),
             Values::Codes(codes) => bytes.extend_from_slice(codes),
-            Values::Scales(scales) => scales.iter().flatten().for_each(|x| bytes.extend(x.to_le_bytes())),
+            Values::Scales(scales) => scales.iter().for_each(|x| bytes.extend(x.to_le_bytes())),
             Values::Wide(values) => values.iter().for_each(|x| bytes.extend(x.to_le_bytes())),
         }
         bytes.into()
@@ -115,6 +116,7 @@ impl View for Tensor<'_> {
         let bytes = match self.dtype() {
             Dtype::F64 => 8,
             Dtype::U8 => 1,
+            Dtype::BF16 => 2,
             _ => 4,
         };
         self.shape.iter().product::<usize>() * bytes
@@ -256,10 +258,11 @@ impl State {
                     }
                     add(format!("{name}.keys"), &[len, ring.d], Values::KeysOfRing(ring, places.clone()));
                     add(format!("{name}.values"), &[len, e], Values::RowsOfRing(ring, places));
-                    for (i, (keys, values, scales)) in ring.code_blocks().enumerate() {
-                        add(format!("{name}.codes.{i}.keys"), &[keys.len()], Values::Codes(keys));
-                        add(format!("{name}.codes.{i}.values"), &[values.len()], Values::Codes(values));
-                        add(format!("{name}.codes.{i}.scales"), &[scales.len(), 2], Values::Scales(scales));
+                    for (i, block) in ring.code_blocks().enumerate() {
+                        add(format!("{name}.codes.{i}.keys"), &[block.keys.len()], Values::Codes(&block.keys));
+                        add(format!("{name}.codes.{i}.values"), &[block.values.len()], Values::Codes(&block.values));
+                        add(format!("{name}.codes.{i}.key_scales"), &[block.key_scales.len()], Values::Scales(&block.key_scales));
+                        add(format!("{name}.codes.{i}.value_scales"), &[block.value_scales.len()], Values::Scales(&block.value_scales));
                     }
                     if ring.layout.heavy_hitters.is_some() {
                         add(format!("{name}.received"), &[ring.len()], flat(&ring.accumulated_attention[..ring.len()]));
@@ -459,7 +462,7 @@ impl Source<'_> {
         ring.resume(next)?;
         for (row, (key, value)) in keys.chunks_exact(ring.d).zip(values.chunks_exact(self.e)).enumerate() {
             if let Some(place) = place(row) {
-                ring.write(place, key, value, None);
+                ring.write(place, key, value);
             }
         }
         self.per_key(name, len, heads, |head, row, weight, log_decay| {
@@ -467,10 +470,15 @@ impl Source<'_> {
                 ring.per_key[head].set(place, weight, log_decay);
             }
         })?;
-        for (i, (keys, values, scales)) in ring.code_blocks_mut().enumerate() {
-            keys.copy_from_slice(self.bytes(&format!("{name}.codes.{i}.keys"), Dtype::U8, &[keys.len()])?);
-            values.copy_from_slice(self.bytes(&format!("{name}.codes.{i}.values"), Dtype::U8, &[values.len()])?);
-            self.narrow(&format!("{name}.codes.{i}.scales"), &[scales.len(), 2], |at, x| scales[at / 2][at % 2] = x)?;
+        for (i, block) in ring.code_blocks_mut().enumerate() {
+            for (codes, word) in [(&mut block.keys, "keys"), (&mut block.values, "values")] {
+                let len = codes.len();
+                codes.copy_from_slice(self.bytes(&format!("{name}.codes.{i}.{word}"), Dtype::U8, &[len])?);
+            }
+            for (scales, word) in [(&mut block.key_scales, "key_scales"), (&mut block.value_scales, "value_scales")] {
+                let bytes = self.bytes(&format!("{name}.codes.{i}.{word}"), Dtype::BF16, &[scales.len()])?;
+                scales.iter_mut().zip(bytes.chunks_exact(2)).for_each(|(to, from)| *to = u16::from_le_bytes([from[0], from[1]]));
+            }
         }
         if layout.heavy_hitters.is_some() {
             let len = ring.len();

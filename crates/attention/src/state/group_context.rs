@@ -1,7 +1,6 @@
 //! The inputs of one token for one state group: prepared rows, kernels, gates and decays.
 
 use crate::layer::{Features, Head, RowSources, StateGroup};
-use crate::parts::quantize::QuantRange;
 use crate::parts::write::Delta;
 use crate::state::block::{PerKey, Query, QuerySums};
 use crate::state::memory::{GroupMemory, GroupState, State};
@@ -123,11 +122,6 @@ impl GroupContext<'_> {
     /// The sink that near and far sums are joined with: none if the near sums started with it.
     pub fn joined_sink(&self, head: usize) -> Option<f32> {
         self.sink(head).filter(|_| self.head(head, false).rescale != Rescale::SubtractMax)
-    }
-
-    /// The range of quantized keys.
-    pub fn quant_range(&self) -> Option<QuantRange<'_>> {
-        self.state.layer.classes()[self.group.class].channels_of(self.inputs, self.state.shape.d, self.group.g)
     }
 
     /// I_t·κ_t

@@ -3,7 +3,8 @@
 //! ```text
 //! slots      sinks 0..S · ring S..S + W, position s ≥ S at S + (s − S) mod W · heavy hitters S + W..S + W + N
 //! a block    keys transposed [d, slots], values as rows [slots, ep]; at most 128 slots, allocated when the first of them is needed
-//! quantized  the sinks in float32; all others as codes: keys [d, slots], values [slots, e], and low and step of each value
+//! 16, 8 or   codes of keys [d, slots] and of values [slots, e], in bytes; scales of keys [groups of d, slots] and of values [slots, groups of e];
+//! 4 bits     the sinks have 16 bits in blocks of their own; vectors of 4 bits are rotated
 //! ```
 //!
 //! The occupied slots are always the first ones. A query sees all of them.
@@ -11,9 +12,10 @@
 use crate::layer::{CacheLayout, Features, KeyTransform, StateGroup};
 use crate::parts::distance::Distance;
 use crate::parts::heavy_hitters::HeavyHitters;
-use crate::parts::quantize::{self, QuantRange};
+use crate::parts::quantize::{self, GROUP, RowFormat};
 use crate::state::block::{BLOCK, PerKey, QuerySums};
 use crate::{Buffer, Error, Variant};
+use half::bf16;
 use termwise_kernels::buffer::resize;
 use termwise_kernels::simd::Simd;
 
@@ -21,36 +23,37 @@ use termwise_kernels::simd::Simd;
 const LOAD_PADDING: usize = 64;
 
 impl CacheLayout {
-    /// Number of float32 and of quantized slots.
+    /// Number of sinks in blocks of their own, and of all other slots.
     fn split(self) -> [usize; 2] {
-        let floats = if self.bits.is_some() { self.distance.sinks } else { self.places() };
-        [floats, self.places() - floats]
+        let sinks = if self.bits.is_some() { self.distance.sinks } else { 0 };
+        [sinks, self.places() - sinks]
+    }
+
+    /// The formats of stored keys and values: of the sinks, or of all other slots; `None` for float32.
+    fn formats(self, sink: bool) -> Option<[RowFormat; 2]> {
+        self.bits.map(|bits| [bits.key_format(sink), bits.value_format(sink)])
+    }
+
+    /// Bytes of a block of n slots.
+    fn block_bytes(self, n: usize, sink: bool, [d, e, ep]: [usize; 3]) -> usize {
+        let Some([key, value]) = self.formats(sink) else { return 4 * (d * n + LOAD_PADDING + n * ep) };
+        d * key.code_bytes(n) + n * value.code_bytes(e) + 2 * n * (key.scales(d) + value.scales(e))
     }
 
     /// Bytes of all slots, for keys of d and values of e numbers, the latter padded to ep.
     pub fn bytes(self, d: usize, e: usize, ep: usize) -> usize {
-        let [floats, codes] = self.split();
-        let whole = |places: usize, block: &dyn Fn(usize) -> usize| {
-            (places / BLOCK).saturating_mul(block(BLOCK)).saturating_add(if places.is_multiple_of(BLOCK) {
-                0
-            } else {
-                block(places % BLOCK)
-            })
+        let all = |places: usize, sink: bool| {
+            let rest = if places.is_multiple_of(BLOCK) { 0 } else { self.block_bytes(places % BLOCK, sink, [d, e, ep]) };
+            (places / BLOCK).saturating_mul(self.block_bytes(BLOCK, sink, [d, e, ep])).saturating_add(rest)
         };
-        let of_floats = whole(floats, &|n| 4 * (d * n + LOAD_PADDING + n * ep));
-        let of_codes = whole(codes, &|n| d * self.code_bytes(n) + n * self.code_bytes(e) + 8 * n);
+        let [sinks, others] = self.split();
         let attention = if self.heavy_hitters.is_some() { self.places().saturating_mul(4) } else { 0 };
-        of_floats.saturating_add(of_codes).saturating_add(attention)
+        all(sinks, true).saturating_add(all(others, false)).saturating_add(attention)
     }
 
     /// Number of slots allocated for this many keys: whole blocks, up to all slots.
     fn allocated(self, keys: usize) -> usize {
         keys.checked_next_multiple_of(BLOCK).map_or(self.places(), |made| made.min(self.places()))
-    }
-
-    /// Bytes of a row of n codes.
-    fn code_bytes(self, n: usize) -> usize {
-        if self.bits == Some(4) { n.div_ceil(2) } else { n }
     }
 
     /// The slot into which the key of a position is inserted.
@@ -81,28 +84,152 @@ pub(crate) struct RingKvCache {
     pub next: usize,
     /// Heavy hitters in the cache.
     pub kept: usize,
-    /// float32 slots, then quantized ones.
-    floats: Vec<FloatBlock>,
-    codes: Vec<CodeBlock>,
+    /// The slots: the sinks in blocks of their own if there are codes, then all others.
+    blocks: Vec<SlotBlock>,
     /// r of each slot; empty without heavy hitters.
     pub accumulated_attention: Vec<f32>,
     /// Per head of the group, by slot.
     pub per_key: Vec<PerKey>,
 }
 
+/// At most 128 slots.
 #[derive(Clone, Debug)]
-struct FloatBlock {
-    places: usize,
-    keys: Buffer,
-    values: Buffer,
+enum SlotBlock {
+    Floats { places: usize, keys: Buffer, values: Buffer },
+    Codes(CodeBlock),
 }
 
 #[derive(Clone, Debug)]
-struct CodeBlock {
+pub(crate) struct CodeBlock {
     places: usize,
-    keys: Vec<u8>,
-    values: Vec<u8>,
-    scales: Vec<[f32; 2]>,
+    key: RowFormat,
+    value: RowFormat,
+    /// The tensors of a file.
+    pub keys: Vec<u8>,
+    pub values: Vec<u8>,
+    /// bfloat16
+    pub key_scales: Vec<u16>,
+    pub value_scales: Vec<u16>,
+}
+
+impl SlotBlock {
+    fn new(layout: CacheLayout, places: usize, sink: bool, [d, e, ep]: [usize; 3]) -> Result<SlotBlock, Error> {
+        let Some([key, value]) = layout.formats(sink) else {
+            let (keys, values) = (Buffer::zeros(d * places + LOAD_PADDING)?, Buffer::zeros(places * ep)?);
+            return Ok(SlotBlock::Floats { places, keys, values });
+        };
+        Ok(SlotBlock::Codes(CodeBlock {
+            places,
+            key,
+            value,
+            keys: vec![0; d * key.code_bytes(places)],
+            values: vec![0; places * value.code_bytes(e)],
+            key_scales: vec![0; key.scales(d) * places],
+            value_scales: vec![0; places * value.scales(e)],
+        }))
+    }
+
+    fn bytes(&self) -> usize {
+        match self {
+            SlotBlock::Floats { keys, values, .. } => keys.bytes() + values.bytes(),
+            SlotBlock::Codes(block) => {
+                block.keys.capacity() + block.values.capacity() + 2 * (block.key_scales.capacity() + block.value_scales.capacity())
+            }
+        }
+    }
+}
+
+impl CodeBlock {
+    /// Writes a key and a value in the basis of storage.
+    fn write(&mut self, lane: usize, key: &[f32], value: &[f32]) {
+        let row = self.key.code_bytes(self.places);
+        for (group, values) in key.chunks(GROUP).enumerate() {
+            let scale = quantize::scale(self.key.bits, values);
+            if let Some(to) = self.key_scales.get_mut(group * self.places + lane) {
+                *to = bf16::from_f32(scale).to_bits();
+            }
+            for (j, &k) in values.iter().enumerate() {
+                let codes = &mut self.keys[(group * GROUP + j) * row..][..row];
+                quantize::write_code(self.key.bits, codes, lane, quantize::code(self.key.bits, k, scale));
+            }
+        }
+        let (row, scales) = (self.value.code_bytes(value.len()), self.value.scales(value.len()));
+        let codes = &mut self.values[lane * row..][..row];
+        for (group, values) in value.chunks(GROUP).enumerate() {
+            let scale = quantize::scale(self.value.bits, values);
+            if let Some(to) = self.value_scales.get_mut(lane * scales + group).filter(|_| scales > 0) {
+                *to = bf16::from_f32(scale).to_bits();
+            }
+            for (i, &v) in values.iter().enumerate() {
+                quantize::write_code(self.value.bits, codes, group * GROUP + i, quantize::code(self.value.bits, v, scale));
+            }
+        }
+    }
+
+    /// The key of a slot in the basis of storage.
+    fn key(&self, lane: usize, key: &mut [f32]) {
+        let (bits, row) = (self.key.bits, self.key.code_bytes(self.places));
+        for (j, k) in key.iter_mut().enumerate() {
+            let scale = self.key_scales.get(j / GROUP * self.places + lane).map_or(1.0, |&scale| widen(scale));
+            *k = quantize::value(bits, quantize::read_code(bits, &self.keys[j * row..], lane), scale);
+        }
+    }
+
+    /// The value of a slot in the basis of storage.
+    #[inline(always)]
+    fn value(&self, lane: usize, value: &mut [f32]) {
+        let (bits, row, scales) = (self.value.bits, self.value.code_bytes(value.len()), self.value.scales(value.len()));
+        let codes = &self.values[lane * row..][..row];
+        for (group, to) in value.chunks_mut(GROUP).enumerate() {
+            let scale = if scales > 0 { widen(self.value_scales[lane * scales + group]) } else { 1.0 };
+            let first = group * GROUP;
+            unpack(bits, &codes[self.value.code_bytes(first)..], to, |_| scale);
+        }
+    }
+
+    /// The first n slots in float32: keys [d, BLOCK] and values [n, ep], in the basis of storage.
+    #[inline(always)]
+    fn dequantize(&self, n: usize, [d, e, ep]: [usize; 3], keys: &mut [f32], values: &mut [f32]) {
+        let row = self.key.code_bytes(self.places);
+        let mut scales = [1.0f32; BLOCK];
+        for (j, to) in keys.chunks_exact_mut(BLOCK).take(d).enumerate() {
+            if j % GROUP == 0 && self.key.bits < 16 {
+                let from = &self.key_scales[j / GROUP * self.places..][..n];
+                scales.iter_mut().zip(from).for_each(|(to, &scale)| *to = widen(scale));
+            }
+            unpack(self.key.bits, &self.keys[j * row..][..row], &mut to[..n], |lane| scales[lane]);
+        }
+        for (lane, to) in values.chunks_exact_mut(ep).take(n).enumerate() {
+            self.value(lane, &mut to[..e]);
+            to[e..].fill(0.0);
+        }
+    }
+}
+
+#[inline(always)]
+fn widen(scale: u16) -> f32 {
+    f32::from_bits(u32::from(scale) << 16)
+}
+
+/// The values of consecutive codes with these scales.
+#[inline(always)]
+fn unpack(bits: u32, codes: &[u8], to: &mut [f32], scale: impl Fn(usize) -> f32) {
+    match bits {
+        16 => {
+            for (to, code) in to.iter_mut().zip(codes.chunks_exact(2)) {
+                *to = quantize::value(16, u16::from_le_bytes([code[0], code[1]]), 1.0);
+            }
+        }
+        8 => to.iter_mut().zip(codes).enumerate().for_each(|(i, (to, &code))| *to = quantize::value(8, u16::from(code), scale(i))),
+        _ => {
+            for (pair, (to, &code)) in to.chunks_mut(2).zip(codes).enumerate() {
+                to[0] = quantize::value(4, u16::from(code & 15), scale(2 * pair));
+                if let Some(to) = to.get_mut(1) {
+                    *to = quantize::value(4, u16::from(code >> 4), scale(2 * pair + 1));
+                }
+            }
+        }
+    }
 }
 
 /// Scratch memory of one token.
@@ -120,7 +247,7 @@ impl<'a> RingScratch<'a> {
     pub fn len(layout: CacheLayout, keys: usize, d: usize, ep: usize, heads: usize) -> usize {
         let codes = if layout.bits.is_some() { BLOCK * (d + ep) + LOAD_PADDING } else { 0 };
         let allocated = layout.allocated(keys);
-        // float32 and quantized slots each end with a partial block.
+        // The sinks and all other slots each end with a partial block.
         codes + if layout.heavy_hitters.is_some() { heads * (allocated + allocated.div_ceil(BLOCK) + 1) } else { 0 }
     }
 
@@ -160,8 +287,7 @@ impl RingKvCache {
             far_row,
             next: 0,
             kept: 0,
-            floats: Vec::new(),
-            codes: Vec::new(),
+            blocks: Vec::new(),
             accumulated_attention: Vec::new(),
             per_key: vec![PerKey::default(); group.heads.len()],
         }
@@ -175,10 +301,8 @@ impl RingKvCache {
     }
 
     pub fn bytes(&self) -> usize {
-        let floats: usize = self.floats.iter().map(|block| block.keys.bytes() + block.values.bytes()).sum();
-        let codes: usize =
-            self.codes.iter().map(|block| block.keys.capacity() + block.values.capacity() + 8 * block.scales.capacity()).sum();
-        floats + codes + 4 * self.accumulated_attention.capacity() + self.per_key.iter().map(PerKey::bytes).sum::<usize>()
+        let blocks: usize = self.blocks.iter().map(SlotBlock::bytes).sum();
+        blocks + 4 * self.accumulated_attention.capacity() + self.per_key.iter().map(PerKey::bytes).sum::<usize>()
     }
 
     /// Keys in the cache.
@@ -194,17 +318,16 @@ impl RingKvCache {
     /// Allocates memory for `more` keys.
     pub fn reserve(&mut self, more: usize) -> Result<(), Error> {
         let all = self.len().saturating_add(more).min(self.layout.places());
-        let [floats, codes] = self.layout.split();
-        let (d, e, ep) = (self.d, self.e, self.ep);
-        while self.floats.len() * BLOCK < all.min(floats) {
-            let places = (floats - self.floats.len() * BLOCK).min(BLOCK);
-            self.floats.push(FloatBlock { places, keys: Buffer::zeros(d * places + LOAD_PADDING)?, values: Buffer::zeros(places * ep)? });
-        }
-        while self.codes.len() * BLOCK < all.saturating_sub(floats) {
-            let places = (codes - self.codes.len() * BLOCK).min(BLOCK);
-            let zeros = |n: usize| vec![0u8; n];
-            let (keys, values) = (zeros(d * self.layout.code_bytes(places)), zeros(places * self.layout.code_bytes(e)));
-            self.codes.push(CodeBlock { places, keys, values, scales: vec![[0.0; 2]; places] });
+        let [sinks, others] = self.layout.split();
+        let sink_blocks = sinks.div_ceil(BLOCK);
+        loop {
+            let (count, sink) = (self.blocks.len(), self.blocks.len() < sink_blocks);
+            let (first, region, at) = if sink { (0, sinks, count) } else { (sinks, others, count - sink_blocks) };
+            if first + at * BLOCK >= all || at * BLOCK >= region {
+                break;
+            }
+            let places = (region - at * BLOCK).min(BLOCK);
+            self.blocks.push(SlotBlock::new(self.layout, places, sink, [self.d, self.e, self.ep])?);
         }
         if self.layout.heavy_hitters.is_some() && self.accumulated_attention.len() < all {
             resize(&mut self.accumulated_attention, self.layout.allocated(all))?;
@@ -212,91 +335,90 @@ impl RingKvCache {
         Ok(())
     }
 
-    /// The number of the first quantized block: they follow all blocks in float32.
-    fn first_code_block(&self) -> usize {
+    /// Number of blocks of sinks.
+    fn sink_blocks(&self) -> usize {
         self.layout.split()[0].div_ceil(BLOCK)
     }
 
-    /// The end of the block numbers.
+    /// Number of blocks.
     pub fn blocks(&self) -> usize {
-        if self.codes.is_empty() { self.floats.len() } else { self.first_code_block() + self.codes.len() }
+        self.blocks.len()
     }
 
     /// The first slot of a block, and the number of its occupied slots.
     #[inline(always)]
     pub fn block_places(&self, block: usize) -> (usize, usize) {
-        let ([floats, _], first_code_block) = (self.layout.split(), self.first_code_block());
-        let (first, end) = if block < first_code_block {
-            (block * BLOCK, floats)
-        } else {
-            (floats + (block - first_code_block) * BLOCK, self.layout.places())
-        };
+        let ([sinks, _], sink_blocks) = (self.layout.split(), self.sink_blocks());
+        let (first, end) =
+            if block < sink_blocks { (block * BLOCK, sinks) } else { (sinks + (block - sink_blocks) * BLOCK, self.layout.places()) };
         (first, self.len().min(end).saturating_sub(first).min(BLOCK))
     }
 
-    /// The block of a slot and its index in it; in the quantized blocks if the second is true.
-    fn find(&self, place: usize) -> (usize, bool, usize) {
-        let [floats, _] = self.layout.split();
-        if place < floats { (place / BLOCK, false, place % BLOCK) } else { ((place - floats) / BLOCK, true, (place - floats) % BLOCK) }
+    /// The block of a slot and its index in it.
+    fn find(&self, place: usize) -> (usize, usize) {
+        let [sinks, _] = self.layout.split();
+        if place < sinks { (place / BLOCK, place % BLOCK) } else { (self.sink_blocks() + (place - sinks) / BLOCK, (place - sinks) % BLOCK) }
     }
 
-    /// The key in a slot, into `key` [d].
-    pub fn key(&self, place: usize, range: Option<QuantRange>, key: &mut [f32]) {
-        let (block, quantized, lane) = self.find(place);
-        if !quantized {
-            let FloatBlock { places, keys, .. } = &self.floats[block];
-            key.iter_mut().enumerate().for_each(|(j, key)| *key = keys[j * places + lane]);
-            return;
-        }
-        let (CodeBlock { places, keys, .. }, Some(bits), Some(range)) = (&self.codes[block], self.layout.bits, range) else { return };
-        let (levels, row) = (quantize::levels(bits), self.layout.code_bytes(*places));
-        for (j, key) in key.iter_mut().enumerate() {
-            let code = read_code(bits, &keys[j * row..], lane);
-            *key = quantize::key_value(code, range.centre[j], range.range[j], levels);
+    /// The key in a slot, into `key` [d], in the basis of storage.
+    pub fn key(&self, place: usize, key: &mut [f32]) {
+        let (block, lane) = self.find(place);
+        match &self.blocks[block] {
+            SlotBlock::Floats { places, keys, .. } => key.iter_mut().enumerate().for_each(|(j, key)| *key = keys[j * places + lane]),
+            SlotBlock::Codes(codes) => codes.key(lane, key),
         }
     }
 
     /// The value in a slot, into `value` [ep].
     pub fn value(&self, place: usize, value: &mut [f32]) {
-        let (block, quantized, lane) = self.find(place);
-        value[self.e..].fill(0.0);
-        if !quantized {
-            value[..self.e].copy_from_slice(&self.floats[block].values[lane * self.ep..][..self.e]);
-            return;
+        self.stored_value(place, value);
+        if self.rotates_values() {
+            quantize::rotate(&mut value[..self.e]);
         }
-        let (CodeBlock { values, scales, .. }, Some(bits)) = (&self.codes[block], self.layout.bits) else { return };
-        let row = &values[lane * self.layout.code_bytes(self.e)..];
-        let [low, step] = scales[lane];
-        value[..self.e].iter_mut().enumerate().for_each(|(i, v)| *v = low + step * read_code(bits, row, i));
     }
 
-    /// Writes a key [d] and a value [≥ e] to an allocated slot.
-    pub fn write(&mut self, place: usize, key: &[f32], value: &[f32], range: Option<QuantRange>) {
-        let (block, quantized, lane) = self.find(place);
-        if !quantized {
-            let (ep, e) = (self.ep, self.e);
-            let FloatBlock { places, keys, values } = &mut self.floats[block];
-            key.iter().enumerate().for_each(|(j, &k)| keys[j * *places + lane] = k);
-            values[lane * ep..][..e].copy_from_slice(&value[..e]);
-            return;
+    /// The value in a slot, into `value` [ep], in the basis of storage.
+    fn stored_value(&self, place: usize, value: &mut [f32]) {
+        let (block, lane) = self.find(place);
+        value[self.e..].fill(0.0);
+        match &self.blocks[block] {
+            SlotBlock::Floats { values, .. } => value[..self.e].copy_from_slice(&values[lane * self.ep..][..self.e]),
+            SlotBlock::Codes(codes) => codes.value(lane, &mut value[..self.e]),
         }
-        let (Some(bits), Some(range)) = (self.layout.bits, range) else { return };
-        let (levels, of_value) = (quantize::levels(bits), self.layout.code_bytes(self.e));
-        let (e, row) = (self.e, self.layout.code_bytes(self.codes[block].places));
-        let CodeBlock { keys, values, scales, .. } = &mut self.codes[block];
-        for (j, &k) in key.iter().enumerate() {
-            let code = quantize::key_code(k, range.centre[j], range.range[j], levels) as u8;
-            write_code(bits, &mut keys[j * row..][..row], lane, code);
+    }
+
+    /// Writes a key [d] in the basis of storage and a value [≥ e] to an allocated slot.
+    pub fn write(&mut self, place: usize, key: &[f32], value: &[f32]) {
+        if self.rotates_values() {
+            let mut rotated = [0.0f32; 256];
+            let rotated = &mut rotated[..self.e];
+            rotated.copy_from_slice(&value[..self.e]);
+            quantize::rotate(rotated);
+            self.store(place, key, rotated);
+        } else {
+            self.store(place, key, value);
         }
-        scales[lane] = quantize::value_scale(bits, &value[..e]);
-        for (i, &v) in value[..e].iter().enumerate() {
-            let code = quantize::value_code(v, scales[lane], levels) as u8;
-            write_code(bits, &mut values[lane * of_value..][..of_value], i, code);
+    }
+
+    /// Writes a key [d] and a value [≥ e] in the basis of storage to an allocated slot.
+    fn store(&mut self, place: usize, key: &[f32], value: &[f32]) {
+        let ((block, lane), ep, e) = (self.find(place), self.ep, self.e);
+        match &mut self.blocks[block] {
+            SlotBlock::Floats { places, keys, values } => {
+                key.iter().enumerate().for_each(|(j, &k)| keys[j * *places + lane] = k);
+                values[lane * ep..][..e].copy_from_slice(&value[..e]);
+            }
+            SlotBlock::Codes(codes) => codes.write(lane, key, &value[..e]),
         }
+    }
+
+    /// Whether values are stored rotated.
+    pub fn rotates_values(&self) -> bool {
+        self.layout.bits.is_some_and(|bits| bits.values == 4)
     }
 
     /// Inserts the next key, for which memory is allocated. An evicted key is stored in `key_out` [d] and `value_out` [ep]; returns whether there is one.
-    pub fn push(&mut self, (key, value): (&[f32], &[f32]), range: Option<QuantRange>, key_out: &mut [f32], value_out: &mut [f32]) -> bool {
+    pub fn push(&mut self, (key, value): (&[f32], &[f32]), key_out: &mut [f32], value_out: &mut [f32]) -> bool {
         let (t, Distance { window, sinks }) = (self.next, self.layout.distance);
         let place = self.layout.place(t);
         let full = t >= sinks.saturating_add(window);
@@ -304,7 +426,7 @@ impl RingKvCache {
         if let Some(heavy_hitters) = self.layout.heavy_hitters.filter(|_| full) {
             let first = sinks + window;
             if self.kept < heavy_hitters.keys {
-                self.copy(place, first + self.kept, range);
+                self.copy(place, first + self.kept);
                 self.kept += 1;
                 evicted = None;
             } else {
@@ -315,13 +437,13 @@ impl RingKvCache {
             }
         }
         if let Some(evicted) = evicted {
-            self.key(evicted, range, key_out);
+            self.key(evicted, key_out);
             self.value(evicted, value_out);
             if evicted != place {
-                self.copy(place, evicted, range);
+                self.copy(place, evicted);
             }
         }
-        self.write(place, key, value, range);
+        self.write(place, key, value);
         if let Some(attention) = self.accumulated_attention.get_mut(place) {
             *attention = 0.0;
         }
@@ -329,11 +451,11 @@ impl RingKvCache {
         evicted.is_some()
     }
 
-    fn copy(&mut self, from: usize, to: usize, range: Option<QuantRange>) {
+    fn copy(&mut self, from: usize, to: usize) {
         let (mut key, mut value) = ([0.0f32; 256], [0.0f32; 256]);
-        self.key(from, range, &mut key[..self.d]);
-        self.value(from, &mut value[..self.ep]);
-        self.write(to, &key[..self.d], &value[..self.ep], range);
+        self.key(from, &mut key[..self.d]);
+        self.stored_value(from, &mut value[..self.ep]);
+        self.store(to, &key[..self.d], &value[..self.ep]);
         self.accumulated_attention[to] = self.accumulated_attention[from];
     }
 
@@ -348,27 +470,28 @@ impl RingKvCache {
 
     /// Multiplies each channel of all keys, which are in float32.
     pub fn decay_keys(&mut self, m: &[f32]) {
-        for FloatBlock { places, keys, .. } in &mut self.floats {
+        for block in &mut self.blocks {
+            let SlotBlock::Floats { places, keys, .. } = block else { continue };
             for (row, m) in keys.chunks_exact_mut(*places).zip(m) {
                 row.iter_mut().for_each(|k| *k *= m);
             }
         }
     }
 
-    /// Dequantizes the first n slots of a block into the scratch memory, if it is quantized.
+    /// Dequantizes the first n slots of a block into the scratch memory, if it has codes.
     #[inline(always)]
-    pub fn dequantize_block(&self, block: usize, n: usize, range: Option<QuantRange>, scratch: &mut RingScratch) {
-        if let Some(block) = block.checked_sub(self.first_code_block()) {
-            self.dequantize(block, n, range, scratch.keys, scratch.values);
+    pub fn dequantize_block(&self, block: usize, n: usize, scratch: &mut RingScratch) {
+        if let SlotBlock::Codes(codes) = &self.blocks[block] {
+            codes.dequantize(n, [self.d, self.e, self.ep], scratch.keys, scratch.values);
         }
     }
 
-    /// The transposed keys of a block, the pitch of their rows, and the values; of a quantized block those in the scratch memory.
+    /// The transposed keys of a block, the pitch of their rows, and the values; of a block with codes those in the scratch memory.
     #[inline(always)]
     pub fn block<'a>(&'a self, block: usize, scratch: &'a RingScratch) -> (&'a [f32], usize, &'a [f32]) {
-        match self.floats.get(block).filter(|_| block < self.first_code_block()) {
-            Some(block) => (&block.keys[..], block.places, &block.values[..]),
-            None => (&*scratch.keys, BLOCK, &*scratch.values),
+        match &self.blocks[block] {
+            SlotBlock::Floats { places, keys, values } => (&keys[..], *places, &values[..]),
+            SlotBlock::Codes(_) => (&*scratch.keys, BLOCK, &*scratch.values),
         }
     }
 
@@ -392,23 +515,6 @@ impl RingKvCache {
         }
     }
 
-    /// The first n slots of a quantized block in float32.
-    #[inline(always)]
-    fn dequantize(&self, block: usize, n: usize, range: Option<QuantRange>, to_keys: &mut [f32], to_values: &mut [f32]) {
-        let (Some(bits), Some(range)) = (self.layout.bits, range) else { return };
-        let CodeBlock { places, keys, values, scales } = &self.codes[block];
-        let (levels, row, of_value) = (quantize::levels(bits), self.layout.code_bytes(*places), self.layout.code_bytes(self.e));
-        for (j, to) in to_keys.chunks_exact_mut(BLOCK).take(self.d).enumerate() {
-            let (centre, width) = (range.centre[j], range.range[j]);
-            unpack_row(bits, &keys[j * row..], n, to, |code| quantize::key_value(code, centre, width, levels));
-        }
-        for (s, to) in to_values.chunks_exact_mut(self.ep).take(n).enumerate() {
-            let [low, step] = scales[s];
-            unpack_row(bits, &values[s * of_value..], self.e, to, |code| low + step * code);
-            to[self.e..].fill(0.0);
-        }
-    }
-
     /// Number of keys in the cache at a position: without heavy hitters, and heavy hitters.
     fn len_at(&self, position: usize) -> (usize, usize) {
         let Distance { window, sinks } = self.layout.distance;
@@ -419,7 +525,7 @@ impl RingKvCache {
     /// Number of occupied float32 slots at a position.
     pub fn float_len(&self, position: usize) -> usize {
         let (exact, kept) = self.len_at(position);
-        (exact + kept).min(self.layout.split()[0])
+        if self.layout.bits.is_some() { 0 } else { exact + kept }
     }
 
     /// Moves an empty cache to a position, whose keys remain to be written.
@@ -441,43 +547,14 @@ impl RingKvCache {
         fits.then(|| next - len)
     }
 
-    /// The codes of all quantized blocks, for files: keys, values, low and step.
-    pub fn code_blocks(&self) -> impl Iterator<Item = (&[u8], &[u8], &[[f32; 2]])> {
-        self.codes.iter().map(|block| (&block.keys[..], &block.values[..], &block.scales[..]))
+    /// The blocks with codes, for files.
+    pub fn code_blocks(&self) -> impl Iterator<Item = &CodeBlock> {
+        self.blocks.iter().filter_map(|block| if let SlotBlock::Codes(codes) = block { Some(codes) } else { None })
     }
 
     /// Like [`RingKvCache::code_blocks`], mutable.
-    pub fn code_blocks_mut(&mut self) -> impl Iterator<Item = (&mut [u8], &mut [u8], &mut [[f32; 2]])> {
-        self.codes.iter_mut().map(|block| (&mut block.keys[..], &mut block.values[..], &mut block.scales[..]))
-    }
-}
-
-#[inline(always)]
-fn unpack_row(bits: u32, codes: &[u8], n: usize, to: &mut [f32], number: impl Fn(f32) -> f32) {
-    if bits == 8 {
-        to[..n].iter_mut().zip(codes).for_each(|(to, &code)| *to = number(f32::from(code)));
-    } else {
-        for (to, &code) in to[..n].chunks_mut(2).zip(codes) {
-            to[0] = number(f32::from(code & 15));
-            if let Some(to) = to.get_mut(1) {
-                *to = number(f32::from(code >> 4));
-            }
-        }
-    }
-}
-
-#[inline(always)]
-fn read_code(bits: u32, codes: &[u8], at: usize) -> f32 {
-    f32::from(if bits == 8 { codes[at] } else { (codes[at / 2] >> (4 * (at % 2))) & 15 })
-}
-
-#[inline(always)]
-fn write_code(bits: u32, codes: &mut [u8], at: usize, code: u8) {
-    if bits == 8 {
-        codes[at] = code;
-    } else {
-        let shift = 4 * (at % 2);
-        codes[at / 2] = (codes[at / 2] & !(15 << shift)) | (code << shift);
+    pub fn code_blocks_mut(&mut self) -> impl Iterator<Item = &mut CodeBlock> {
+        self.blocks.iter_mut().filter_map(|block| if let SlotBlock::Codes(codes) = block { Some(codes) } else { None })
     }
 }
 

@@ -6,6 +6,7 @@
 //! ```
 
 use crate::epilogue::{FarSums, join};
+use crate::parts::quantize;
 use crate::state::block::{BLOCK, KeyBlock, QuerySums};
 use crate::state::group_context::{GroupContext, TokenRows, padded};
 use crate::state::memory::{GroupMemory, GroupState, HeadSums};
@@ -37,7 +38,7 @@ pub(crate) fn step<S: Simd>(simd: S, context: &GroupContext, rows: TokenRows, st
         ring.decay_keys(context.channel_decay());
     }
     let place = ring.layout.place(ring.next);
-    let evicted = ring.push((key, value), context.quant_range(), evicted_key, evicted_value);
+    let evicted = ring.push((key, value), evicted_key, evicted_value);
     // Heads with heavy hitters have no data per key; otherwise the evicted key was in the slot of the new one.
     let (weight, decay) = (ring.per_key[0].weight(place), ring.per_key[0].decay(place, context.log_decay(group.heads[0])));
     for (&head, per_key) in group.heads.iter().zip(&mut ring.per_key) {
@@ -49,6 +50,9 @@ pub(crate) fn step<S: Simd>(simd: S, context: &GroupContext, rows: TokenRows, st
         *sums = QuerySums::new(context.head(head, false).rescale, context.sink(head));
     }
     attend(simd, context, ring, queries, (&mut state.u, &mut state.sums), &mut ring_scratch);
+    if ring.rotates_values() {
+        state.u.chunks_exact_mut(ep).for_each(|u| quantize::rotate(&mut u[..ring.e]));
+    }
     ring.accumulate(&state.sums, &ring_scratch);
     for (row, sums) in state.rows.iter_mut().zip(&state.sums) {
         *row = HeadSums { z: sums.z(), rho: sums.rho, largest: sums.largest };
@@ -87,7 +91,6 @@ fn attend<S: Simd>(
     (u, sums): (&mut [f32], &mut [QuerySums]),
     scratch: &mut RingScratch,
 ) {
-    let range = context.quant_range();
     let width = context.state.layer.classes()[context.group.class].width;
     let mut x = [0.0f32; BLOCK];
     for number in 0..ring.blocks() {
@@ -95,7 +98,7 @@ fn attend<S: Simd>(
         if n == 0 {
             continue;
         }
-        ring.dequantize_block(number, n, range, scratch);
+        ring.dequantize_block(number, n, scratch);
         for (i, ((&head, u), sums)) in context.group.heads.iter().zip(u.chunks_exact_mut(ring.ep)).zip(&mut *sums).enumerate() {
             let (keys, pitch, values) = ring.block(number, scratch);
             let block = KeyBlock { keys, pitch, values, visible: Visible::first(n), per_key: &ring.per_key[i], first };

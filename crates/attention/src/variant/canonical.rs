@@ -14,7 +14,7 @@ impl Variant {
     pub fn canonical(&self) -> Variant {
         let mut v = self.clone();
         // Branches with equal score functions are one, unless each has its own tensors.
-        if v.far.as_ref().is_some_and(|far| *far == v.near && far.has_no_tensors()) && v.bits.is_none() {
+        if v.far.as_ref().is_some_and(|far| *far == v.near && far.has_no_tensors()) {
             v.chosen = None;
             (v.window, v.sinks, v.far) = (None, None, None);
         }

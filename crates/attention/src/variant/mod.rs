@@ -15,6 +15,7 @@ use crate::parts::heavy_hitters::HeavyHitters;
 use crate::parts::kernel::Sign;
 use crate::parts::norm::none::NoNorm;
 use crate::parts::qk_norm::QkNorm;
+use crate::parts::quantize::CacheBits;
 use crate::parts::write::Delta;
 use crate::{Decay, Denominator, Kernel, KeyRange, Map, Norm};
 use termwise_kernels::score_rows::Rescale;
@@ -44,8 +45,8 @@ pub struct Variant {
     pub sinks: Option<usize>,
     /// Keys outside the window that are kept for their accumulated attention.
     pub chosen: Option<HeavyHitters>,
-    /// Bits of the quantized KV cache of the window; `None` for float32.
-    pub bits: Option<u32>,
+    /// Bits of the KV cache of the window; `None` for float32.
+    pub bits: Option<CacheBits>,
     /// u, the write rule.
     pub write: Option<Delta>,
     /// D
@@ -136,8 +137,8 @@ impl Variant {
         with_sinks: sinks, Option<usize>;
         /// Replaces the heavy hitters.
         with_chosen: chosen, Option<HeavyHitters>;
-        /// Replaces the bits of the quantized KV cache.
-        with_bits: bits, Option<u32>;
+        /// Replaces the bits of the KV cache.
+        with_bits: bits, Option<CacheBits>;
         /// Replaces the write rule.
         with_write: write, Option<Delta>;
         /// Replaces the denominator.
@@ -317,9 +318,12 @@ impl Variant {
         let columns = e as u128 + self.denominator.sums() as u128;
         let rows = self.state_rows(d)?.saturating_mul(columns);
         let keys = |window: usize| window as u128 + self.sinks.unwrap_or(0) as u128 + self.chosen.map_or(0, |chosen| chosen.keys) as u128;
-        let exact = self.window.map_or(0, |window| keys(window).saturating_mul((self.kept_width(d) + e) as u128));
         // Quantized values, counted in float32.
-        let exact = self.bits.map_or(exact, |bits| exact.saturating_mul(u128::from(bits)).div_ceil(32));
+        let [of_key, of_value] = self.bits.map_or([32, 32], |bits| [u128::from(bits.keys), u128::from(bits.values)]);
+        let exact = self.window.map_or(0, |window| {
+            let key_bits = of_key * self.kept_width(d) as u128 + of_value * e as u128;
+            keys(window).saturating_mul(key_bits).div_ceil(32)
+        });
         Some(rows.saturating_add(exact))
     }
 }

@@ -25,6 +25,7 @@ use crate::error::TextError;
 use crate::parts::gate::{InGate, OutGate, PostGate};
 use crate::parts::heavy_hitters::HeavyHitters;
 use crate::parts::qk_norm::QkNorm;
+use crate::parts::quantize::CacheBits;
 use crate::parts::slot::{Info, number, short};
 use crate::parts::write::Delta;
 use crate::variant::presets;
@@ -144,11 +145,11 @@ pub static KEYS: &[Key] = &[
         word: "bits",
         bare: None,
         off: true,
-        about: "quantized KV cache of the window, 8 or 4 bits: keys per channel, values per token; long form `kv_bits=N`",
+        about: "KV cache of the window in 16 (bfloat16), 8 or 4 bits, with a scale per 32 values and at 4 bits a Hadamard rotation; `bits=8,4` for keys and values; long form `kv_bits=N`",
         parts: &[],
         far: false,
-        read: |v, value, _| Some(optional(value, |value| count("bits", value)).map(|n| v.bits = n.map(|n| n.min(64) as u32))),
-        write: |v| v.bits.map(|n| n.to_string()),
+        read: |v, value, _| Some(optional(value, CacheBits::read).map(|bits| v.bits = bits)),
+        write: |v| v.bits.map(CacheBits::text),
     },
     Key {
         word: "far",

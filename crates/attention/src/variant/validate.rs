@@ -67,6 +67,7 @@ fn refusal(v: &Variant) -> Option<String> {
         // Eviction and quantization.
         (v.window.is_none() && v.chosen.is_some(), "heavy hitters are kept in addition to a window; add `window=W`"),
         (v.window.is_none() && v.bits.is_some(), "a quantized cache is the cache of a window; add `window=W`"),
+        (v.bits.is_some() && v.far.is_some(), "far keys are computed from float32 keys; leave out `bits` or `far`"),
         (
             v.inference_only().is_some() && !v.is_pooled(),
             "heavy hitters and quantized caches need a window of unchanged keys: no features, projection, decay, input gate or `position` denominator, and a far kernel with a finite feature map, if any",
@@ -113,8 +114,9 @@ fn out_of_range(v: &Variant) -> Option<String> {
             return Some(format!("`{key}=0` contains no key; write 1 or more, or leave out `{key}`"));
         }
     }
-    if let Some(bits) = v.bits.filter(|bits| !quantize::WIDTHS.contains(bits)) {
-        return Some(format!("`bits` is 4 or 8, found {bits}; leave it out for float32"));
+    let widths = v.bits.map_or(Vec::new(), |bits| vec![bits.keys, bits.values]);
+    if let Some(bits) = widths.into_iter().find(|bits| !quantize::WIDTHS.contains(bits)) {
+        return Some(format!("`bits` is 16, 8 or 4, found {bits}; leave it out for float32"));
     }
     if let Some(reason) = KeyRange::ALL.into_iter().find_map(|range| score_fn_out_of_range(v.score_fn(range)?)) {
         return Some(reason);

@@ -119,9 +119,6 @@ impl<R: Real> Case<R> {
                 // A given decay is the log of the factor per step.
                 AuxKind::DecayGate if heads.iter().any(|head| matches!(head.decay, Some(Decay::GivenDecay(_)))) => (-0.3, 0.2),
                 AuxKind::DecayRate => (-1.0, 0.3),
-                // Most keys are within the range of quantization, some are not.
-                AuxKind::CodeCentre => (0.0, 0.1),
-                AuxKind::CodeRange => (2.5, 0.1),
                 AuxKind::ConvQ | AuxKind::ConvK | AuxKind::ConvV => (0.4, 0.6),
                 _ => (0.0, 1.0),
             };

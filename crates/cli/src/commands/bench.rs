@@ -5,6 +5,7 @@ use termwise_analysis::bench::{AttentionOptions, ChunkOptions, DecodeOptions, Ge
 use termwise_analysis::variants::split_list;
 use termwise_analysis::{Error, bench};
 use termwise_attention::simd::{self, Isa};
+use termwise_model::Precision;
 
 use crate::args::{LARGE, size};
 use crate::context::{Context, Output};
@@ -232,6 +233,9 @@ pub struct StepArgs {
     /// Preset or expression of every head
     #[arg(long, default_value = "softmax", value_name = "VARIANT")]
     pub attention: String,
+    /// Precision of the products of linear layers: f32 or bf16
+    #[arg(long, default_value = "f32", value_name = "TYPE")]
+    pub precision: Precision,
     /// Steps that are measured, of which the best counts
     #[arg(long, default_value_t = 10, value_name = "N", value_parser = size(LARGE))]
     pub repeat: usize,
@@ -251,6 +255,7 @@ impl StepArgs {
             batch: self.batch,
             length: self.length,
             attention: self.attention.parse::<termwise_attention::Variant>()?,
+            precision: self.precision,
             threads,
             repeat: self.repeat,
         })

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::{ArgGroup, Args, Subcommand};
 use termwise_analysis::kv::atlas::Recalls;
 use termwise_analysis::kv::convert::{Budget, Share};
-use termwise_analysis::kv::{self, AtlasOptions, AuditOptions, ConvertOptions, FrontierOptions, TextSplit};
+use termwise_analysis::kv::{self, AtlasOptions, AuditOptions, ConvertOptions, FrontierOptions, Granularity, TextSplit};
 use termwise_analysis::plan::parse_bytes;
 use termwise_base::files::write_whole;
 use termwise_report::to_json;
@@ -71,19 +71,19 @@ impl TextArgs {
 /// Replace a model's KV cache with fixed-size memory under a byte budget
 ///
 /// Measures on calibration text the error of each KV head with each kind of memory and the effect of each KV head on the predictions. Then chooses one kind for
-/// each KV head: the length of its window, heavy hitters (keys with the most accumulated attention), and 32, 8 or 4 bits. Every other command reads the model
-/// that is written.
+/// each KV head: the length of its window, heavy hitters (keys with the most accumulated attention), and 16, 8 or 4 bits. The folder gets the model, which
+/// every other command reads, a report, kv_memory.json with the memory of each KV head, and finished measurements.
 #[derive(Debug, Args)]
 #[command(group = ArgGroup::new("budget").required(true).args(["bytes", "keys", "loss"]))]
 #[command(after_help = "\
 Examples:
   termwise kv convert path/to/llama --data book.txt --keys 128 --save small
-  termwise kv convert path/to/llama --data book.txt --bytes 8MB --save small --out report
+  termwise kv convert path/to/llama --data book.txt --bytes 8MB --granularity layer --save small
   termwise kv convert path/to/llama --data book.txt --loss +1% --save small
   termwise generate small --prompt Once --max-tokens 100000
   termwise eval small --data other.txt
 
-With --out, finished measurements are kept there, and the same command resumes after Ctrl-C. Calibration and allocation use the first half of the text; losses are measured on the second.")]
+The same command resumes after Ctrl-C. Calibration and allocation use the first half of the text; losses are measured on the second.")]
 pub struct ConvertArgs {
     /// Model folder, run, checkpoint or hf://OWNER/NAME[@REVISION] [default: the newest run in runs/]
     #[arg(value_name = "MODEL")]
@@ -91,7 +91,7 @@ pub struct ConvertArgs {
     /// Budget in bytes per sequence, as in 8MB
     #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
     pub bytes: Option<u64>,
-    /// Budget as float32 key/value pairs per KV head, on average
+    /// Budget as 16-bit key/value pairs per KV head, on average
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..1 << 30))]
     pub keys: Option<u64>,
     /// Budget as the largest relative rise of the loss, as in +1%
@@ -100,18 +100,28 @@ pub struct ConvertArgs {
     /// Evaluated contexts per text
     #[arg(long, value_name = "N", default_value_t = 2, value_parser = super::size(4096))]
     pub contexts: usize,
-    /// Write the converted model into this folder [default: model in the folder of --out]
-    #[arg(long, value_name = "DIR")]
+    /// What has a memory of its own: head or layer
+    #[arg(long, value_name = "WHAT", default_value = "head")]
+    pub granularity: Granularity,
+    /// Write the converted model and the report into this folder
+    #[arg(long, alias = "out", value_name = "DIR")]
     pub save: Option<PathBuf>,
-    /// With --save: replace a model in the folder
+    /// Replace another model in the folder
     #[arg(long, requires = "save")]
     pub overwrite: bool,
     #[command(flatten)]
     pub texts: TextArgs,
     #[command(flatten)]
     pub data: DataSettings,
-    #[command(flatten)]
-    pub output: Output,
+    /// Print JSON, which `termwise report` renders
+    #[arg(long)]
+    pub json: bool,
+    /// Suppress progress and warnings
+    #[arg(long, short)]
+    pub quiet: bool,
+    /// Also print sections that are collapsed in the HTML report
+    #[arg(long)]
+    pub details: bool,
 }
 
 impl ConvertArgs {
@@ -122,21 +132,24 @@ impl ConvertArgs {
             (.., Some(Share(share))) => Budget::Loss(share),
             _ => return Err(Failure::usage("one of --bytes, --keys and --loss is needed")),
         };
-        // The model in the folder of --out is replaced, so the same command can resume or be repeated.
-        let (save, overwrite) = match &self.save {
-            Some(place) => (Some(place.clone()), self.overwrite),
-            None => (self.output.out.as_ref().map(|out| out.join("model")), true),
-        };
-        let (model, texts, journal) = (self.model.clone(), self.texts.split(&self.data), self.output.out.clone());
-        Ok(ConvertOptions { model, budget, contexts: self.contexts, texts, journal, save, overwrite })
+        Ok(ConvertOptions {
+            model: self.model.clone(),
+            budget,
+            contexts: self.contexts,
+            texts: self.texts.split(&self.data),
+            granularity: self.granularity,
+            save: self.save.clone(),
+            overwrite: self.overwrite,
+        })
     }
 }
 
 pub fn convert(args: &ConvertArgs, context: &mut Context) -> Result<Exit, Failure> {
     let options = args.options()?;
-    let (found, _) = context.compute(args.output.quiet, Some(STOPPING), |monitor| kv::convert(&options, monitor))?;
-    context.emit(&found, &args.output)?;
-    if let Some(to) = options.save.filter(|_| !args.output.quiet) {
+    let (found, _) = context.compute(args.quiet, Some(STOPPING), |monitor| kv::convert(&options, monitor))?;
+    let output = Output { json: args.json, out: args.save.clone(), quiet: args.quiet, details: args.details };
+    context.emit(&found, &output)?;
+    if let Some(to) = options.save.filter(|_| !args.quiet) {
         tell(&format!("saved: {}", to.display()));
     }
     Ok(Exit::Success)
@@ -201,8 +214,8 @@ pub struct FrontierArgs {
     /// Model folder, run, checkpoint or hf://OWNER/NAME[@REVISION] [default: the newest run in runs/]
     #[arg(value_name = "MODEL")]
     pub model: Option<String>,
-    /// Budgets as float32 key/value pairs per KV head
-    #[arg(long, value_name = "N,N,...", value_delimiter = ',', default_values_t = [64, 128, 256, 512])]
+    /// Budgets as 16-bit key/value pairs per KV head
+    #[arg(long, value_name = "N,N,...", value_delimiter = ',', default_values_t = [128, 256, 512, 1024])]
     pub keys: Vec<u64>,
     /// Methods to compare [default: all]
     #[arg(long, value_name = "NAME,...", value_delimiter = ',')]

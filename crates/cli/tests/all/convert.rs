@@ -40,9 +40,9 @@ fn words(arguments: &[String]) -> Vec<&str> {
 fn a_budget_in_bytes_is_kept_and_audited() {
     let folder = folder();
     let at = |name: &str| folder.path().join(name).display().to_string();
-    let (small, out, cutting) = (at("small"), at("report"), ["--length", "96", "--contexts", "1"]);
+    let (small, cutting) = (at("small"), ["--length", "96", "--contexts", "1"]);
     for budget in ["4000", "6000"] {
-        let more = [&cutting[..], &["--bytes", budget, "--save", &small, "--overwrite", "--out", &out, "--json"]].concat();
+        let more = [&cutting[..], &["--bytes", budget, "--save", &small, "--json"]].concat();
         let found = json(&words(&arguments(folder.path(), "convert", &more)));
         let (bytes, kinds) = (found["bytes"].as_u64().expect("bytes"), found["kinds"].as_array().expect("kinds"));
         assert!(bytes <= budget.parse().expect("a number") && kinds.len() == 4, "{bytes} of {budget}");
@@ -55,19 +55,18 @@ fn a_budget_in_bytes_is_kept_and_audited() {
         }
     }
     // Finished measurements are kept with checksums: the same command refuses numbers that were edited.
-    let path = folder.path().join("report/journal.jsonl");
+    let path = folder.path().join("small/measurements/journal.jsonl");
     let text = fs::read_to_string(&path).expect("a journal");
     fs::write(&path, text.replacen("\"value\":[", "\"value\":[7.0,", 1)).expect("an edit");
-    let more = [&cutting[..], &["--keys", "24", "--out", &out]].concat();
+    let more = [&cutting[..], &["--keys", "24", "--save", &small]].concat();
     termwise(&words(&arguments(folder.path(), "convert", &more))).assert().code(2).stderr(contains("was edited"));
-    // A record of an earlier build that has a far state is refused by name.
-    let path = folder.path().join("small/conversion.json");
-    let text = fs::read_to_string(&path).expect("a record");
-    fs::write(&path, text.replacen("window=", "far(taylor=0..2 dim=4) window=", 1)).expect("an edit");
+    // The folder has the report next to the model. The record of an earlier build is refused.
+    assert!(folder.path().join("small/report.html").is_file() && folder.path().join("small/conversion.json").is_file());
+    fs::remove_file(folder.path().join("small/kv_memory.json")).expect("a record");
     termwise(&["audit", &small, "--against", &at("model"), "--data", &at("a.txt")])
         .assert()
         .code(2)
-        .stderr(contains("far states").and(contains("12bd7e8")));
+        .stderr(contains("earlier build").and(contains("e9b2d07")));
     termwise(&words(&arguments(folder.path(), "convert", &["--bytes", "100", "--length", "96"])))
         .assert()
         .code(2)

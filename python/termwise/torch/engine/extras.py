@@ -23,7 +23,7 @@ def _add_extras(module: nn.Module, layer: Any, hidden: int, make: dict[str, Any]
             if not hasattr(owner, part):
                 owner.add_module(part, nn.Module())
             owner = getattr(owner, part)
-        owner.register_parameter(name, nn.Parameter(start, requires_grad=extra.trained))
+        owner.register_parameter(name, nn.Parameter(start))
 
 
 def _extras_of(module: nn.Module, layer: Any, x: Tensor) -> dict[str, Tensor]:
@@ -33,7 +33,5 @@ def _extras_of(module: nn.Module, layer: Any, x: Tensor) -> dict[str, Tensor]:
         value: Any = module
         for part in extra.tensor.split("."):
             value = getattr(value, part)
-        value = value(x) if extra.logits else value
-        # Loaders of parameters may set requires_grad on all of them.
-        found[extra.name] = value if extra.trained else value.detach()
+        found[extra.name] = value(x) if extra.logits else value
     return found

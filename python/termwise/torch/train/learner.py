@@ -158,8 +158,7 @@ class Learner:
     def prepare(self) -> None:
         """Before the first step, with all tensors in place."""
         if self.ranks > 1 and not self.spread:
-            trained = all(extra.trained for block in self.model.model.layers for extra in block.layer.extras)  # type: ignore[union-attr]
-            self.module = DistributedDataParallel(self.model, find_unused_parameters=not trained, gradient_as_bucket_view=True)
+            self.module = DistributedDataParallel(self.model, gradient_as_bucket_view=True)
 
     def _run(self, part: tuple[Tensor, Tensor, Tensor | None]) -> Tensor:
         with torch.autocast(self.how.device.type, torch.bfloat16, enabled=self.how.bfloat16):

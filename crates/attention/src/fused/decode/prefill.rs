@@ -298,13 +298,12 @@ impl NewKeys<'_> {
         if let Some(m) = self.channel_decay(scratch) {
             ring.decay_keys(m);
         }
-        let range = self.l.key_transforms[self.group.class].channels_of(self.inputs, self.l.shape.d, self.group.g);
         let (before, layout, key) = (ring.next, ring.layout, &mut scratch[..ring.d]);
         ring.next += self.len;
         for position in layout.positions(ring.next).filter(|&position| position >= before) {
             let (t, place) = (position - before, layout.place(position));
             self.stored_key(t, key);
-            ring.write(place, key, self.value(t), range);
+            ring.write(place, key, self.value(t));
             self.set_per_key(t, place, &mut ring.per_key);
         }
     }
@@ -318,7 +317,6 @@ impl NewKeys<'_> {
         let (key, scratch) = scratch.split_at_mut(width);
         let (stored, scratch) = scratch.split_at_mut(ring.d);
         let (old_value, scratch) = scratch.split_at_mut(l.ep);
-        let range = l.key_transforms[self.group.class].channels_of(self.inputs, l.shape.d, self.group.g);
         let (Distance { window, sinks }, before, n) = (ring.layout.distance, ring.next, (self.b * l.shape.heads + h) * l.tp());
         let decays = l.heads[h].variant.decays_by_head();
         let last = if decays { self.w.gates.decay[n + self.len - 1] } else { 0.0 };
@@ -328,7 +326,7 @@ impl NewKeys<'_> {
             match position.checked_sub(before) {
                 None => {
                     let place = ring.layout.place(position);
-                    ring.key(place, range, stored);
+                    ring.key(place, stored);
                     let features = l.key_transforms[class].of_keys(self.inputs, l.shape.d, self.group.g);
                     dispatch(FarKey { ring, features, key: stored, to: &mut *key });
                     ring.value(place, old_value);

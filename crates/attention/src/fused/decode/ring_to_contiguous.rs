@@ -34,11 +34,10 @@ fn copy_ring(l: &CallPlan, group: &StateGroup, ring: &RingKvCache, inputs: &Inpu
     let width = far.map_or(0, |far| l.key_transforms[far.class].width);
     copy.reset(near + width, ring.ep, group.heads.len(), if far.is_some() { near } else { 0 });
     copy.reserve(ring.len())?;
-    let range = l.key_transforms[group.class].channels_of(inputs, l.shape.d, group.g);
     let (mut key, mut value) = ([0.0f32; 4 * MAX_DIM], [0.0f32; MAX_DIM]);
     for position in ring.layout.positions(ring.next) {
         let place = ring.layout.place(position);
-        ring.key(place, range, &mut key[..ring.d]);
+        ring.key(place, &mut key[..ring.d]);
         ring.value(place, &mut value[..ring.ep]);
         if let Some(far) = far.filter(|_| ring.far_row.is_none()) {
             let features = l.key_transforms[far.class].of_keys(inputs, l.shape.d, group.g);
