@@ -32,13 +32,14 @@ from transformers.masking_utils import causal_mask_function, sdpa_mask
 
 from . import _core
 from ._attention import Layer, State, VariantLike, Variants, _layer
+from ._cache_audit import CacheAudit, CacheCheck, audit_cache
 from ._core import Variant
 from ._errors import InputError
 from ._results import Result
 from .torch import attention
 from .torch._attention import _add_extras, _extras_of, register
 
-__all__ = ["cut", "restore", "spectrum", "truncate", "use", "using"]
+__all__ = ["CacheAudit", "CacheCheck", "audit_cache", "cut", "restore", "spectrum", "truncate", "use", "using"]
 
 NAME = "termwise"
 #: Key of a config with the variant strings of each layer, None for softmax.

@@ -231,14 +231,15 @@ def test_chosen_keys_take_over(text, ids):
     assert with_states.past_key_values.layers[0].state.is_constant
     with pytest.raises(ValueError, match="`chosen` is inference-only"):
         model(input_ids=ids, labels=ids, use_cache=False)
-    with pytest.raises(ValueError, match="no weights for them"):
-        hf.use(model, "softmax window=8 bits=8")
+    # Quantized caches need no weights.
+    with torch.no_grad():
+        assert hf.use(model, "softmax window=8 bits=8")(input_ids=ids, use_cache=False).logits.isfinite().all()
 
 
 def test_converted_models_load(stories, book, tmp_path):
     """Written by ``termwise convert``: the native logits, and text token by token."""
     cutting = {"length": 256, "contexts": 1, "calibration_contexts": 2, "calibration_length": 256, "cache": tmp_path, "progress": False}
-    termwise.convert(stories, book, keys=24, save=tmp_path / "small", **cutting)
+    termwise.convert(stories, book, keys=48, save=tmp_path / "small", **cutting)
     native, model = termwise.load(tmp_path / "small"), transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "small").eval()
     assert len({str(variant) for layer in native.variants for variant in layer}) > 1
     ids = np.array([native.encode(book.read_text()[:2000])[:200]])

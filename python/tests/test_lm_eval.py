@@ -68,7 +68,7 @@ metric_list: [{metric: exact_match, aggregation: mean, higher_is_better: true}]
 """
 
 
-@pytest.fixture(scope="module", params=["taylor=0..2", "softmax window=16 sinks=2"])
+@pytest.fixture(scope="module", params=["taylor=0..2", "softmax window=16 sinks=2", "softmax window=6 sinks=2 chosen=4 bits=8,4"])
 def evaluated(request, stories, tmp_path_factory):
     """A model with another attention, natively, and what the harness says about it."""
     folder = tmp_path_factory.mktemp("lm_eval")

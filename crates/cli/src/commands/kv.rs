@@ -46,13 +46,13 @@ pub struct TextArgs {
     #[arg(long, value_name = "N", value_parser = super::size(1 << 20))]
     pub length: Option<usize>,
     /// Calibration contexts over all texts
-    #[arg(long, value_name = "N", default_value_t = 4, value_parser = super::size(4096))]
+    #[arg(long, hide_short_help = true, value_name = "N", default_value_t = 4, value_parser = super::size(4096))]
     pub calibration_contexts: usize,
     /// Tokens per calibration context [default: 2048 or the context of the model]
-    #[arg(long, value_name = "N", value_parser = super::size(1 << 20))]
+    #[arg(long, hide_short_help = true, value_name = "N", value_parser = super::size(1 << 20))]
     pub calibration_length: Option<usize>,
     /// Folder for tokenized text [default: termwise in the user's cache]
-    #[arg(long, value_name = "DIR")]
+    #[arg(long, hide_short_help = true, value_name = "DIR")]
     pub cache: Option<PathBuf>,
 }
 
@@ -283,7 +283,7 @@ pub struct AuditArgs {
     #[arg(long, value_name = "N", default_value_t = 48, value_parser = super::size(1 << 16))]
     pub tokens: usize,
     /// Folder for tokenized text [default: termwise in the user's cache]
-    #[arg(long, value_name = "DIR")]
+    #[arg(long, hide_short_help = true, value_name = "DIR")]
     pub cache: Option<PathBuf>,
     #[command(flatten)]
     pub data: DataSettings,

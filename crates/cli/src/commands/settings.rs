@@ -64,7 +64,7 @@ fn data_flag(key: &'static Key) -> Arg {
 }
 
 /// Settings of data that commands which read a model list in `--help`.
-const COMMON_FOR_MODELS: [&str; 4] = ["data", "tokenizer", "documents", "layout"];
+const COMMON_FOR_MODELS: [&str; 3] = ["data", "tokenizer", "documents"];
 
 fn flag(key: &'static Key) -> Arg {
     let kind = key.kind;

@@ -1,0 +1,165 @@
+"""Bounded KV caches of termwise next to the methods of NVIDIA's kvpress at equal bytes, on the same contexts.
+
+    python3 -m venv kvp && kvp/bin/pip install "kvpress==0.5.5" "transformers<5.3" WHEEL_OF_TERMWISE
+    kvp/bin/python bench/kvpress.py MODEL --text rust=code.txt --text books=valid.txt --converted 0.125=small --save kvpress.json
+
+Each context has 2,048 tokens, and the loss is that of the last 512. Budgets are shares of the 16-bit cache of a whole context.
+
+- Protocol A, for kvpress: full attention over the first 1,536 tokens, then compression to the budget, then the last 512 tokens with their
+  true positions; their keys are kept in addition to the budget.
+- Protocol B, for termwise: all tokens stream through the bounded cache, which never exceeds the budget.
+
+`NAME+q8` rounds the kept keys and values to 8-bit blocks of 32 values (8.5 bits per value) and keeps 16/8.5 times as many keys.
+Every finished measurement is written to the file at once, and the same command resumes.
+"""
+
+import argparse
+import json
+import math
+import pathlib
+import statistics
+
+import torch
+from tokenizers import Tokenizer
+from transformers import AutoModelForCausalLM, DynamicCache
+from transformers.utils.logging import disable_progress_bar
+
+LENGTH, PROMPT = 2048, 1536
+#: Shares of the 16-bit cache of a whole context.
+RATIOS = (0.5, 0.25, 0.125, 0.0625)
+#: Bits per value of a block of 32 values with a 16-bit scale.
+Q8 = 8.5
+
+
+def presses(names):
+    """The presses by name; those of the AdaKV kind are left out, because they mask keys instead of freeing them."""
+    import kvpress as k
+
+    known = {
+        "StreamingLLM": lambda r: k.StreamingLLMPress(compression_ratio=r, n_sink=4),
+        "SnapKV": lambda r: k.SnapKVPress(compression_ratio=r),
+        "ObservedAttention": lambda r: k.ObservedAttentionPress(compression_ratio=r),
+        "TOVA": lambda r: k.TOVAPress(compression_ratio=r),
+        "ExpectedAttention": lambda r: k.ExpectedAttentionPress(compression_ratio=r),
+        "PyramidKV": lambda r: k.PyramidKVPress(compression_ratio=r),
+        "KeyDiff": lambda r: k.KeyDiffPress(compression_ratio=r),
+        "Knorm": lambda r: k.KnormPress(compression_ratio=r),
+        "LagKV": lambda r: k.LagKVPress(compression_ratio=r),
+    }
+    for name in names or [*known, "StreamingLLM+q8", "SnapKV+q8"]:
+        yield name, known[name.removesuffix("+q8")], name.endswith("+q8")
+
+
+def contexts(tokenizer, path, count):
+    """Contexts spread over the text."""
+    ids = torch.tensor(tokenizer.encode(pathlib.Path(path).read_text(errors="replace"), add_special_tokens=False).ids)
+    available = len(ids) // LENGTH
+    if available < count:
+        raise SystemExit(f"error: {path} has {available} contexts of {LENGTH} tokens, and {count} are wanted")
+    return [ids[i * available // count * LENGTH :][:LENGTH] for i in range(count)]
+
+
+def measures(logits, reference, targets):
+    """Loss, KL to the original and agreement of the most probable token; logits [512, V]."""
+    own, original = torch.log_softmax(logits.double(), -1), torch.log_softmax(reference.double(), -1)
+    kl = (original.exp() * (original - own)).sum(-1)
+    loss, before = (-x.gather(-1, targets[:, None]).mean().item() for x in (own, original))
+    return {
+        "rise": loss - before, "original": before, "kl": kl.mean().item(), "kl_99": kl.quantile(0.99).item(),
+        "top1": (own.argmax(-1) == original.argmax(-1)).double().mean().item(),
+    }  # fmt: skip
+
+
+def round_q8(x):
+    """Blocks of 32 values with a float16 scale."""
+    blocks = x.float().reshape(*x.shape[:-1], -1, 32)
+    scale = (blocks.abs().amax(-1, keepdim=True) / 127).half().float()
+    return (torch.where(scale > 0, (blocks / scale).round().clamp(-127, 127) * scale, 0)).reshape(x.shape).to(x.dtype)
+
+
+@torch.no_grad()
+def compressed(model, ids, make, ratio, q8):
+    """Logits of the last 512 positions after compression of the prompt, and the bytes that are kept."""
+    kept = min(1.0, ratio * LENGTH / PROMPT * (16 / Q8 if q8 else 1))
+    cache = DynamicCache()
+    with make(1 - kept)(model):
+        first = model(input_ids=ids[None, :PROMPT], past_key_values=cache, logits_to_keep=1)
+    elements = 0
+    for layer in cache.layers:
+        if q8:
+            layer.keys, layer.values = round_q8(layer.keys), round_q8(layer.values)
+        elements += layer.keys.numel() + layer.values.numel()
+    positions = torch.arange(PROMPT, LENGTH)[None]
+    rest = model(input_ids=ids[None, PROMPT:], past_key_values=cache, position_ids=positions, cache_position=positions[0]).logits[0]
+    return torch.cat([first.logits[0, -1:], rest[:-1]]), math.ceil(elements * (Q8 if q8 else 16) / 8)
+
+
+def interval(values):
+    """The mean and the half width of Student's 95 % interval."""
+    if len(values) < 2:
+        return statistics.fmean(values), float("nan")
+    t = {1: 12.71, 2: 4.30, 3: 3.18, 4: 2.78, 5: 2.57, 6: 2.45, 7: 2.36, 8: 2.31, 9: 2.26, 11: 2.20, 15: 2.13, 31: 2.04}
+    nearest = t[max(n for n in t if n <= len(values) - 1)]
+    return statistics.fmean(values), nearest * statistics.stdev(values) / math.sqrt(len(values))
+
+
+def show(found):
+    """A table of the rise: methods by budgets, over all contexts and over the means of texts."""
+    ratios = sorted({row["ratio"] for row in found}, reverse=True)
+    print(f"{'rise of the loss on the last 512 tokens':42}" + "".join(f"{100 * r:>16.2f} %" for r in ratios))
+    for method in dict.fromkeys(row["method"] for row in found):
+        cells = []
+        for ratio in ratios:
+            rows = [row for row in found if (row["method"], row["ratio"]) == (method, ratio)]
+            mean, half = interval([row["rise"] for row in rows]) if rows else (float("nan"), float("nan"))
+            cells.append(f"{mean:9.3f} ± {half:.3f}")
+        print(f"{method:42}" + "".join(f"{cell:>18}" for cell in cells))
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", help="Hugging Face folder of the original")
+    parser.add_argument("--text", action="append", required=True, metavar="NAME=FILE", help="text that nothing was fitted to; may be repeated")
+    parser.add_argument("--converted", action="append", default=[], metavar="RATIO=DIR", help="converted model of that budget; may be repeated")
+    parser.add_argument("--contexts", type=int, default=8, help="of each text (default: 8)")
+    parser.add_argument("--methods", nargs="*", help="presses (default: all)")
+    parser.add_argument("--ratios", nargs="*", type=float, default=RATIOS)
+    parser.add_argument("--save", type=pathlib.Path, required=True, metavar="FILE")
+    options = parser.parse_args()
+    disable_progress_bar()
+    found = json.loads(options.save.read_text())["rows"] if options.save.exists() else []
+    done = {(row["method"], row["ratio"], row["text"], row["context"]) for row in found}
+    tokenizer = Tokenizer.from_file(f"{options.model}/tokenizer.json")
+    model = AutoModelForCausalLM.from_pretrained(options.model, dtype=torch.float32, attn_implementation="eager").eval()
+
+    def keep(method, ratio, text, index, size, values):
+        found.append({"method": method, "ratio": ratio, "text": text, "context": index, "bytes": size, **values})
+        options.save.write_text(json.dumps({"model": options.model, "length": LENGTH, "prompt": PROMPT, "rows": found}, indent=1))
+        print(f"{method:20} {ratio:7.4f} {text} {index}: {values['rise']:+.4f}", flush=True)
+
+    ours = {}
+    texts = {name: contexts(tokenizer, path, options.contexts) for name, path in (text.split("=", 1) for text in options.text)}
+    for index in range(options.contexts):
+        for name, all_ids in texts.items():
+            ids = all_ids[index]
+            targets = ids[PROMPT:]
+            with torch.no_grad():
+                reference = model(input_ids=ids[None, :-1]).logits[0, PROMPT - 1 :]
+            for ratio, folder in (pair.split("=", 1) for pair in options.converted):
+                if ("termwise", float(ratio), name, index) not in done:
+                    import termwise
+
+                    own = ours.setdefault(folder, termwise.load(folder))
+                    logits = torch.from_numpy(own.logits(ids[:-1].tolist())[0, PROMPT - 1 :].copy())
+                    size = json.loads((pathlib.Path(folder) / "kv_memory.json").read_text())["bytes"]
+                    keep("termwise", float(ratio), name, index, size, measures(logits, reference, targets))
+            for method, make, q8 in presses(options.methods):
+                for ratio in options.ratios:
+                    if (method, ratio, name, index) not in done:
+                        logits, size = compressed(model, ids, make, ratio, q8)
+                        keep(method, ratio, name, index, size, measures(logits, reference, targets))
+    show(found)
+
+
+if __name__ == "__main__":
+    main()

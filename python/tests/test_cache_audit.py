@@ -1,0 +1,136 @@
+"""``audit_cache`` has nothing to say of the caches of Transformers, and finds each class of fault that is put into one."""
+
+import pytest
+from conftest import need
+
+try:
+    import torch
+    import transformers
+    from transformers import DynamicCache
+    from transformers.cache_utils import DynamicLayer
+except ImportError:
+    need("torch", False, "PyTorch or transformers is not installed")
+
+import termwise
+from termwise import hf
+
+LENGTH, WINDOW = 64, 24
+
+
+@pytest.fixture(scope="module")
+def model():
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        vocab_size=61, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, head_dim=32,
+        max_position_embeddings=256, initializer_range=0.2,
+    )  # fmt: skip
+    return transformers.LlamaForCausalLM(config).eval()
+
+
+@pytest.fixture(scope="module")
+def ids():
+    return torch.randint(0, 61, (LENGTH,), generator=torch.Generator().manual_seed(1)).tolist()
+
+
+def failed(audit):
+    return [check.name for check in audit.checks if check.passed is False]
+
+
+def cache_of(layer, model):
+    """A cache with a layer of this class in every layer."""
+    cache = DynamicCache(config=model.config)
+    cache.layers = [layer() for _ in range(model.config.num_hidden_layers)]
+    return cache
+
+
+class Rounded(DynamicLayer):
+    """Keys and values in 8 bits with a scale per vector, dequantized when they are read."""
+
+    nbits = 8
+
+    def update(self, key_states, value_states, *args, **kwargs):
+        codes = [self._codes(x) for x in (key_states, value_states)]
+        old = getattr(self, "codes", None)
+        self.codes = codes if old is None else [tuple(torch.cat([a, b], -2) for a, b in zip(x, y)) for x, y in zip(old, codes)]
+        self.is_initialized = True
+        return tuple(code.to(key_states.dtype) * scale.to(key_states.dtype) for code, scale in self.codes)
+
+    @staticmethod
+    def _codes(x):
+        scale = (x.abs().amax(-1, keepdim=True) / 127).half()
+        return (x / scale).round().clamp(-127, 127).to(torch.int8), scale
+
+    def get_seq_length(self):
+        return self.codes[0][0].shape[-2] if hasattr(self, "codes") else 0
+
+    def get_mask_sizes(self, query_length):
+        if not isinstance(query_length, int):
+            query_length = query_length.shape[0]
+        return self.get_seq_length() + query_length, 0
+
+
+class NoOp(DynamicLayer):
+    """Says that it has 4 bits, and stores everything as it is."""
+
+    nbits = 4
+
+
+class Short(DynamicLayer):
+    """Reports the keys that remain after eviction instead of the tokens that were read."""
+
+    def update(self, key_states, value_states, *args, **kwargs):
+        keys, values = super().update(key_states, value_states, *args, **kwargs)
+        self.keys, self.values = self.keys[..., -WINDOW:, :], self.values[..., -WINDOW:, :]
+        return keys, values
+
+
+class Hoarding(DynamicLayer):
+    """Keeps a second copy of all keys in a buffer."""
+
+    def update(self, key_states, value_states, *args, **kwargs):
+        self.buffer = [*getattr(self, "buffer", []), key_states.clone(), value_states.clone()]
+        return super().update(key_states, value_states, *args, **kwargs)
+
+
+class Careless(DynamicLayer):
+    """Stores only the last key of each chunk twice: single tokens are right, chunks are not."""
+
+    def update(self, key_states, value_states, *args, **kwargs):
+        if key_states.shape[-2] > 1:
+            key_states = key_states.roll(1, -2)
+        return super().update(key_states, value_states, *args, **kwargs)
+
+
+def test_healthy_caches_pass(model, ids):
+    exact = hf.audit_cache(model, lambda: DynamicCache(config=model.config), ids, tokens=LENGTH, chunk=16)
+    assert exact.passed and len(exact.bytes) == LENGTH // 16, str(exact)
+    # Two layers, two KV heads of 32 values, keys and values in float32.
+    assert exact.bytes[-1] == 2 * 2 * 2 * 32 * 4 * LENGTH and sum(exact.parts.values()) == exact.bytes[-1]
+    rounded = hf.audit_cache(model, lambda: cache_of(Rounded, model), ids, tokens=LENGTH, chunk=16, budget=2 * 2 * 2 * 34 * LENGTH)
+    assert rounded.passed and {check.name: check.passed for check in rounded.checks}["quantization"], str(rounded)
+
+
+def test_states_of_termwise_pass(model, ids):
+    with hf.using(model, "softmax window=8 sinks=2 bits=8"):
+        found = hf.audit_cache(model, lambda: DynamicCache(config=model.config), ids, tokens=LENGTH, chunk=16)
+    assert not failed(found), str(found)
+
+
+@pytest.mark.parametrize(
+    ("layer", "name"),
+    [(NoOp, "quantization"), (Short, "reported length"), (Hoarding, "budget"), (Careless, "chunks and single tokens")],
+)
+def test_faults_are_found(model, ids, layer, name):
+    budget = 2 * 2 * 2 * 32 * 4 * LENGTH
+    found = hf.audit_cache(model, lambda: cache_of(layer, model), ids, tokens=LENGTH, chunk=16, budget=budget)
+    assert name in failed(found), str(found)
+    assert "FAILED" in str(found)
+
+
+def test_bad_arguments_are_refused(model, ids):
+    make = lambda: DynamicCache(config=model.config)  # noqa: E731
+    with pytest.raises(ValueError, match="without a tokenizer"):
+        hf.audit_cache(model, make, "a text")
+    with pytest.raises(ValueError, match="at least 4 tokens"):
+        hf.audit_cache(model, make, ids[:2])
+    assert issubclass(termwise.InputError, ValueError)
