@@ -200,7 +200,7 @@ def test_a_converted_model(converted, stories, book):
     heads = found["layers"] * found["kv_heads"]
     assert len(found["kinds"]) == heads and found["keys"] <= 48 and {kind["key_bits"] for kind in found["kinds"]} <= {16, 8, 4}
     assert [text["contexts"] for text in found["measured"]] == [2] and found["measured"][0]["kl"] > 0
-    assert (folder / "conversion.json").is_file() and (folder / "report.html").is_file() and found["made_by"]["version"] == termwise.__version__
+    assert (folder / "conversion.json").is_file() and (folder / "index.html").is_file() and found["made_by"]["version"] == termwise.__version__
     model, original = termwise.load(folder), termwise.load(stories)
     texts = {str(variant) for layer in model.variants for variant in layer}
     assert any("window=" in text for text in texts)

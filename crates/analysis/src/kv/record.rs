@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 use termwise_base::files::write_whole;
 use termwise_model::Model;
 
@@ -64,8 +65,13 @@ impl Record {
         let path = folder.join(FILE);
         let bytes = match std::fs::read(&path) {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+                // A report has the same name, and no digest of tensors.
                 let earlier = folder.join(EARLIER_FILE);
-                return if earlier.exists() { Err(Error::Asked(format!("{}: {EARLIER_BUILD}", earlier.display()))) } else { Ok(None) };
+                let record: Option<Value> = std::fs::read(&earlier).ok().and_then(|bytes| serde_json::from_slice(&bytes).ok());
+                return match record.is_some_and(|record| record.get("tensors").is_some()) {
+                    true => Err(Error::Asked(format!("{}: {EARLIER_BUILD}", earlier.display()))),
+                    false => Ok(None),
+                };
             }
             read => read.map_err(termwise_base::files::Error::io("read", &path))?,
         };

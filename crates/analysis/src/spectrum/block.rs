@@ -6,8 +6,8 @@
 use std::cell::Cell;
 use std::ops::Range;
 
-use termwise_attention::View;
 use termwise_attention::parts::kernel::Sign;
+use termwise_attention::{Kernel, View};
 use termwise_kernels::gemm::{Matrix, Write, sequential_product};
 
 use super::ORDERS;
@@ -75,6 +75,11 @@ impl pulp::NullaryFnOnce for Work<'_> {
     }
 }
 
+/// Whether a shift of all scores of a row changes nothing: exp divided by the sum of all weights, without a sink.
+pub fn shift_cancels(view: &View) -> bool {
+    matches!(view.variant.near.kernel, Kernel::Exp(_)) && view.variant.denominator.sums() && !view.variant.denominator.has_sink()
+}
+
 impl Head<'_> {
     /// Sums over these positions, ascending.
     pub fn block(&self, rows: &[usize]) -> Result<Sums, NotFinite> {
@@ -118,10 +123,29 @@ impl Head<'_> {
             }
         }
         match self.cuts {
-            Some(cuts) => self.cut(cuts, rows, reach, scratch, &mut sums),
+            Some(cuts) => {
+                self.cut(cuts, rows, reach, scratch, &mut sums);
+                if shift_cancels(self.view) {
+                    // A softmax does not depend on the mean score of a row; its series does.
+                    for (row, &t) in rows.iter().enumerate() {
+                        self.center(t, &mut scratch.scores[row * reach..][..=t]);
+                    }
+                    let mut centered = Sums::new(cuts.orders().len());
+                    self.cut(cuts, rows, reach, scratch, &mut centered);
+                    sums.centered_errors = centered.errors;
+                }
+            }
             None => self.plain_entropy(rows, reach, &scratch.scores, &mut sums),
         }
         Ok(sums)
+    }
+
+    /// Subtracts the mean over the keys that position t sees.
+    fn center(&self, t: usize, x: &mut [f64]) {
+        let hidden = self.view.hidden(t);
+        let count = x.len() - hidden.len();
+        let mean = x[..hidden.start].iter().chain(&x[hidden.end..]).sum::<f64>() / count.max(1) as f64;
+        x.iter_mut().for_each(|x| *x -= mean);
     }
 
     /// Powers of a row's scores by their sign.

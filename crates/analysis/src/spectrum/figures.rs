@@ -5,10 +5,15 @@ use termwise_report::{
     counted, thousands,
 };
 
-use super::{LayerSpectrum, Magnitudes, OverHeads, Spectrum, Terms, Timing};
+use super::{CutFacts, LayerSpectrum, Magnitudes, OverHeads, Spectrum, Terms, Timing};
 
 /// Magnitudes below this have the darkest colour and no place in charts: beside order 0, which is 1, they are nothing.
 const LEAST: f64 = 1e-6;
+
+fn capitalized(sentence: &str) -> String {
+    let mut letters = sentence.chars();
+    letters.next().map_or(String::new(), |first| first.to_uppercase().chain(letters).collect())
+}
 
 type Which = fn(&Terms) -> &Magnitudes;
 
@@ -115,16 +120,16 @@ impl Spectrum {
     pub fn orders_table(&self) -> Table {
         let most = self.orders.last().copied().unwrap_or(0);
         let at_most = format!("at {most}");
-        let columns = ["layer", "10 %", "worst", "1 %", "worst", "0.1 %", "worst", &at_most, "worst"];
+        let columns = ["layer", "10 %", "worst", "1 %", "worst", "0.1 %", "worst", &at_most, "worst", "1 %, mean", "worst"];
         let caption = format!(
-            "Order that the median and the worst head need for an error of 10, 1 and 0.1 % of their output, and their error at order {most}"
+            "Order that the median and the worst head need for an error of 10, 1 and 0.1 % of their output, their error at order {most}, and the order for 1 % with the series around the mean score of each row"
         );
         let mut table = Table::new(caption, columns);
         for layer in &self.layers {
             let mut row = vec![Cell::Number(layer.layer as f64, 0)];
+            let order = |order: Option<usize>| order.map_or(Cell::text(format!("> {most}")), |order| Cell::Number(order as f64, 0));
             for over in layer.order_for().into_iter().flatten() {
                 let OverHeads { median, worst } = over;
-                let order = |order: Option<usize>| order.map_or(Cell::text(format!("> {most}")), |order| Cell::Number(order as f64, 0));
                 row.extend([order(median), order(worst)]);
             }
             row.extend(layer.last_error().into_iter().flatten().map(|error| match error.is_finite() {
@@ -132,6 +137,8 @@ impl Spectrum {
                 false => Cell::text("overflow"),
             }));
             row.resize(9, Cell::Empty);
+            row.extend(layer.centered_order().into_iter().flat_map(|OverHeads { median, worst }| [order(median), order(worst)]));
+            row.resize(11, Cell::Empty);
             table.rows.push(row);
         }
         table
@@ -162,33 +169,46 @@ impl Spectrum {
         table
     }
 
-    /// The result in one sentence: the order that the median head needs for an error of 1 %, or its error at the highest order.
+    /// The result: the order that the median head needs for an error of 1 %, or its error at the highest order, for the series around 0 and around the mean
+    /// score of a row.
     pub fn conclusion(&self) -> String {
+        let cuts: Vec<&CutFacts> = self.layers.iter().flat_map(|layer| &layer.heads).filter_map(|head| head.cut.as_ref()).collect();
+        if cuts.is_empty() {
+            return "No head has a series that can be cut.".into();
+        }
+        let last = |error: &[Option<f64>]| error.last().copied().flatten().unwrap_or(f64::INFINITY);
+        let around_zero = cuts.iter().map(|cut| (cut.order_for.one_percent, last(&cut.error))).collect();
+        let around_mean: Vec<_> =
+            cuts.iter().filter_map(|cut| cut.centered.as_ref()).map(|cut| (cut.order_for.one_percent, last(&cut.error))).collect();
+        let (first, second) = (self.needed(around_zero), self.needed(around_mean));
+        match second {
+            Some(second) => format!("{} Around the mean score of each row: {second}", capitalized(&first.unwrap_or_default())),
+            None => capitalized(&first.unwrap_or_default()),
+        }
+    }
+
+    /// One sentence about the order for an error of 1 % and the error at the highest order of each head.
+    fn needed(&self, mut heads: Vec<(Option<usize>, f64)>) -> Option<String> {
         let most = self.orders.last().copied().unwrap_or(0);
-        let cuts: Vec<_> = self.layers.iter().flat_map(|layer| &layer.heads).filter_map(|head| head.cut.as_ref()).collect();
-        let mut orders: Vec<Option<usize>> = cuts.iter().map(|cut| cut.order_for.one_percent).collect();
         // `None` last: no order up to the highest is enough.
-        orders.sort_by_key(|order| order.unwrap_or(usize::MAX));
-        let beyond = orders.iter().filter(|order| order.is_none()).count();
-        let share = format!("{:.0} %", 100.0 * beyond as f64 / orders.len().max(1) as f64);
-        match orders.get(orders.len() / 2) {
-            None => "No head has a series that can be cut.".into(),
-            Some(Some(order)) if beyond == 0 => {
-                let worst = orders.last().copied().flatten().unwrap_or(most);
-                format!("The median head needs order {order} for an error of 1 %, the worst head order {worst}.")
+        heads.sort_by_key(|(order, _)| order.unwrap_or(usize::MAX));
+        let beyond = heads.iter().filter(|(order, _)| order.is_none()).count();
+        let share = format!("{:.0} %", 100.0 * beyond as f64 / heads.len().max(1) as f64);
+        Some(match heads.get(heads.len() / 2)?.0 {
+            Some(order) if beyond == 0 => {
+                let worst = heads.last().and_then(|(order, _)| *order).unwrap_or(most);
+                format!("the median head needs order {order} for an error of 1 %, the worst head order {worst}.")
             }
-            Some(Some(order)) => {
-                format!("The median head needs order {order} for an error of 1 %; {share} of the heads need more than {most}.")
-            }
-            Some(None) => {
-                let mut errors: Vec<f64> = cuts.iter().map(|cut| cut.error.last().copied().flatten().unwrap_or(f64::INFINITY)).collect();
+            Some(order) => format!("the median head needs order {order} for an error of 1 %; {share} of the heads need more than {most}."),
+            None => {
+                let mut errors: Vec<f64> = heads.iter().map(|(_, error)| *error).collect();
                 errors.sort_by(f64::total_cmp);
                 let median = errors[errors.len() / 2];
                 let median = if median.is_finite() { Unit::Percent.format(median) } else { "more than float64 holds".into() };
-                let heads = if beyond == orders.len() { "no head reaches".into() } else { format!("{share} of the heads do not reach") };
-                format!("At order {most} the median head still has an error of {median}; {heads} 1 % at any order up to {most}.")
+                let who = if beyond == heads.len() { "no head reaches".into() } else { format!("{share} of the heads do not reach") };
+                format!("at order {most} the median head still has an error of {median}; {who} 1 % at any order up to {most}.")
             }
-        }
+        })
     }
 
     /// How much was looked at, in one sentence.
@@ -322,6 +342,10 @@ mod tests {
                 share: vec![None, None],
                 error: vec![None, error],
                 order_for: OrderFor { ten_percent: order, one_percent: order, tenth_percent: None },
+                centered: order.map(|order| CenteredCut {
+                    error: vec![None, error],
+                    order_for: OrderFor { ten_percent: None, one_percent: Some(order / 2), tenth_percent: None },
+                }),
             }),
         };
         let heads: Vec<HeadSpectrum> = heads.iter().enumerate().map(head).collect();
@@ -344,6 +368,10 @@ mod tests {
         let some = [(Some(12), Some(0.001)), (Some(12), Some(0.001)), (None, Some(0.5))];
         assert!(text(&some).contains("The median head needs order 12 for an error of 1 %; 33 % of the heads need more than 32."));
         assert!(text(&some[..2]).contains("needs order 12 for an error of 1 %, the worst head order 12."));
+        assert!(
+            text(&some)
+                .contains("Around the mean score of each row: the median head needs order 6 for an error of 1 %, the worst head order 6.")
+        );
         let none = text(&[(None, Some(0.98)), (None, None)]);
         let sentence = "At order 32 the median head still has an error of";
         assert!(none.contains(sentence) && none.contains("no head reaches 1 % at any order up to 32."), "{none}");

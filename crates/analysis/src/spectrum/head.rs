@@ -5,9 +5,9 @@ use std::f64::consts::LN_10;
 use rayon::prelude::*;
 use termwise_attention::{Inputs, Layer, Shape, View};
 
-use super::block::{Head, NotFinite};
+use super::block::{Head, NotFinite, shift_cancels};
 use super::lanes::LANES;
-use super::result::{CutFacts, EntropyFacts, HeadSpectrum, LayerSpectrum, Magnitudes, OrderFor, ScoreFacts, Terms};
+use super::result::{CenteredCut, CutFacts, EntropyFacts, HeadSpectrum, LayerSpectrum, Magnitudes, OrderFor, ScoreFacts, Terms};
 use super::series::Cuts;
 use super::sums::Sums;
 use super::{ORDERS, Options};
@@ -20,6 +20,8 @@ pub struct Found {
     /// With learned coefficients in place.
     attention: String,
     cuts: Option<Cuts>,
+    /// Whether the series around the mean score of a row was measured.
+    centered: bool,
 }
 
 impl Found {
@@ -30,6 +32,7 @@ impl Found {
         if !other.attention.is_empty() {
             self.attention = other.attention;
             self.cuts = other.cuts;
+            self.centered = other.centered;
         }
     }
 
@@ -78,7 +81,8 @@ pub fn look(
     for result in results {
         sums.merge(&result.map_err(Failure::Scores)?);
     }
-    Ok(Found { sums, attention: view.variant.to_string(), cuts })
+    let centered = cuts.is_some() && shift_cancels(&view);
+    Ok(Found { sums, attention: view.variant.to_string(), cuts, centered })
 }
 
 /// What the sums of a layer's heads say.
@@ -133,19 +137,22 @@ impl Found {
 
     /// Orders from the degree of a polynomial on are the polynomial itself.
     fn cut(&self, cuts: &Cuts, options: &Options) -> CutFacts {
-        let Sums { shares, errors, outputs, rows, .. } = &self.sums;
+        let Sums { shares, errors, centered_errors, outputs, rows, .. } = &self.sums;
         let index = |p: &usize| cuts.orders().iter().position(|own| own == p);
         let finite = |x: f64| Some(x).filter(|x| x.is_finite());
         let share = |p: &usize| index(p).map_or(Some(1.0), |at| finite(shares[at] / *rows as f64));
-        let error = |p: &usize| index(p).map_or(Some(0.0), |at| finite((errors[at] / outputs).sqrt()));
-        let error: Vec<Option<f64>> = options.orders.iter().map(error).collect();
-        let order_for = |bound: f64| {
-            let good = error.iter().position(|error| error.is_some_and(|error| error <= bound));
-            good.map(|at| options.orders[at])
+        let relative = |errors: &[f64]| -> Vec<Option<f64>> {
+            options.orders.iter().map(|p| index(p).map_or(Some(0.0), |at| finite((errors[at] / outputs).sqrt()))).collect()
         };
+        let order_for = |errors: &[Option<f64>]| {
+            let order = |bound: f64| Some(options.orders[errors.iter().position(|error| error.is_some_and(|error| error <= bound))?]);
+            OrderFor { ten_percent: order(0.1), one_percent: order(0.01), tenth_percent: order(0.001) }
+        };
+        let (error, centered) = (relative(errors), self.centered.then(|| relative(centered_errors)));
         CutFacts {
             share: options.orders.iter().map(share).collect(),
-            order_for: OrderFor { ten_percent: order_for(0.1), one_percent: order_for(0.01), tenth_percent: order_for(0.001) },
+            order_for: order_for(&error),
+            centered: centered.map(|error| CenteredCut { order_for: order_for(&error), error }),
             error,
         }
     }

@@ -155,6 +155,18 @@ pub struct CutFacts {
     pub error: Vec<Option<f64>>,
     /// The lowest of the orders with an error of at most so much.
     pub order_for: OrderFor,
+    /// The same with the series around the mean score of each row; null where a shift of the scores changes the output.
+    #[serde(default)]
+    pub centered: Option<CenteredCut>,
+}
+
+/// A head whose series around the mean score of each row is cut. A softmax does not depend on a shift of a row's scores; its series around 0 does.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct CenteredCut {
+    /// RMS(y_p − y)/RMS(y). Null beyond float64.
+    pub error: Vec<Option<f64>>,
+    /// The lowest of the orders with an error of at most so much.
+    pub order_for: OrderFor,
 }
 
 /// The lowest even order that is good enough, null where none of the orders is.
@@ -184,18 +196,28 @@ pub struct OverHeads {
     pub worst: Option<usize>,
 }
 
+impl OverHeads {
+    /// Over at least one head.
+    fn of(heads: Vec<Option<usize>>) -> OverHeads {
+        let mut orders: Vec<usize> = heads.into_iter().map(|order| order.unwrap_or(usize::MAX)).collect();
+        orders.sort_unstable();
+        let order = |at: usize| Some(orders[at]).filter(|&order| order < usize::MAX);
+        OverHeads { median: order(orders.len() / 2), worst: order(orders.len() - 1) }
+    }
+}
+
 impl LayerSpectrum {
     /// The orders for 10 %, 1 % and 0.1 % over the heads that can be cut; `None` where there is none.
     pub fn order_for(&self) -> Option<[OverHeads; 3]> {
         let heads: Vec<[Option<usize>; 3]> = self.heads.iter().filter_map(|head| Some(head.cut.as_ref()?.order_for.all())).collect();
-        (!heads.is_empty()).then(|| {
-            std::array::from_fn(|which| {
-                let mut orders: Vec<usize> = heads.iter().map(|head| head[which].unwrap_or(usize::MAX)).collect();
-                orders.sort_unstable();
-                let order = |at: usize| Some(orders[at]).filter(|&order| order < usize::MAX);
-                OverHeads { median: order(orders.len() / 2), worst: order(orders.len() - 1) }
-            })
-        })
+        (!heads.is_empty()).then(|| std::array::from_fn(|which| OverHeads::of(heads.iter().map(|head| head[which]).collect())))
+    }
+
+    /// The order for 1 % with the series around the mean score of a row, over the heads that have it; `None` where there is none.
+    pub fn centered_order(&self) -> Option<OverHeads> {
+        let one = |head: &HeadSpectrum| Some(head.cut.as_ref()?.centered.as_ref()?.order_for.one_percent);
+        let heads: Vec<Option<usize>> = self.heads.iter().filter_map(one).collect();
+        (!heads.is_empty()).then(|| OverHeads::of(heads))
     }
 
     /// The error at the highest order of the median and of the worst head that can be cut; `None` where there is none.

@@ -15,6 +15,8 @@ pub struct Sums {
     pub shares: Vec<f64>,
     /// Σ |y_p − y|² over rows, likewise.
     pub errors: Vec<f64>,
+    /// The same with the series around the mean score of each row; zeros where a shift of the scores does not cancel.
+    pub centered_errors: Vec<f64>,
     /// Σ |y|²
     pub outputs: f64,
     /// Rows.
@@ -24,7 +26,7 @@ pub struct Sums {
 impl Sums {
     /// With room for so many orders.
     pub fn new(orders: usize) -> Sums {
-        Sums { shares: vec![0.0; orders], errors: vec![0.0; orders], ..Sums::default() }
+        Sums { shares: vec![0.0; orders], errors: vec![0.0; orders], centered_errors: vec![0.0; orders], ..Sums::default() }
     }
 
     /// As they are sent to other ranks.
@@ -33,7 +35,7 @@ impl Sums {
         let Entropy { nats, shares, rows, choices } = self.entropy;
         let mut words = vec![count, mean.to_bits(), squares.to_bits(), min.to_bits(), max.to_bits()];
         words.extend([nats.to_bits(), shares.to_bits(), rows, choices, self.outputs.to_bits(), self.rows, self.shares.len() as u64]);
-        words.extend(self.shares.iter().chain(&self.errors).map(|x| x.to_bits()));
+        words.extend(self.shares.iter().chain(&self.errors).chain(&self.centered_errors).map(|x| x.to_bits()));
         words.extend(self.positive.to_words().into_iter().chain(self.negative.to_words()));
         words
     }
@@ -51,6 +53,7 @@ impl Sums {
             entropy: Entropy { nats, shares, rows, choices },
             shares: list()?,
             errors: list()?,
+            centered_errors: list()?,
             outputs,
             rows: looked,
             positive: Powers::of_words(words)?,
@@ -70,6 +73,7 @@ impl Sums {
         };
         add(&mut self.shares, &other.shares);
         add(&mut self.errors, &other.errors);
+        add(&mut self.centered_errors, &other.centered_errors);
         self.outputs += other.outputs;
         self.rows += other.rows;
     }

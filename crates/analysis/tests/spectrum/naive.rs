@@ -16,6 +16,7 @@ struct Plain {
     entropy_shares: Vec<f64>,
     shares: Vec<Vec<f64>>,
     errors: Vec<f64>,
+    centered_errors: Vec<f64>,
     outputs: f64,
 }
 
@@ -33,6 +34,7 @@ fn plain(view: &View, rows: &[usize], orders: &[usize], y: &dyn Fn(usize, usize)
     let kernel = &variant.near.kernel;
     into.shares.resize(orders.len(), Vec::new());
     into.errors.resize(orders.len(), 0.0);
+    into.centered_errors.resize(orders.len(), 0.0);
     for &t in rows {
         let mut x = Vec::new();
         for s in 0..=t {
@@ -86,6 +88,9 @@ fn plain(view: &View, rows: &[usize], orders: &[usize], y: &dyn Fn(usize, usize)
                 let (cut_z, out) = attend(&cut);
                 into.shares[at].push(cut_z / z);
                 into.errors[at] += out.iter().zip(&expected).map(|(a, b)| (a - b).powi(2)).sum::<f64>();
+                let mean = x.iter().map(|(_, x)| x).sum::<f64>() / x.len() as f64;
+                let (_, out) = attend(&|x: f64| cut(x - mean));
+                into.centered_errors[at] += out.iter().zip(&expected).map(|(a, b)| (a - b).powi(2)).sum::<f64>();
             }
         }
         into.x.extend(x.iter().map(|(_, x)| x));
@@ -165,6 +170,9 @@ fn compare(found: &HeadSpectrum, plain: &Plain, variant: &Variant, orders: &[usi
         let name = format!("{name}, order {p}");
         close(cut.share[at].expect("a number"), mean(&plain.shares[at]), 1e-8, &name);
         close(cut.error[at].expect("a number"), (plain.errors[at] / plain.outputs).sqrt(), 1e-8, &name);
+        if let Some(centered) = &cut.centered {
+            close(centered.error[at].expect("a number"), (plain.centered_errors[at] / plain.outputs).sqrt(), 1e-8, &name);
+        }
     }
     for (bound, order) in [0.1, 0.01, 0.001].into_iter().zip(cut.order_for.all()) {
         let good = |at: &usize| (plain.errors[*at] / plain.outputs).sqrt() <= bound;

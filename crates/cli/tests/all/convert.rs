@@ -61,8 +61,9 @@ fn a_budget_in_bytes_is_kept_and_audited() {
     let more = [&cutting[..], &["--keys", "24", "--save", &small]].concat();
     termwise(&words(&arguments(folder.path(), "convert", &more))).assert().code(2).stderr(contains("was edited"));
     // The folder has the report next to the model. The record of an earlier build is refused.
-    assert!(folder.path().join("small/report.html").is_file() && folder.path().join("small/conversion.json").is_file());
+    assert!(folder.path().join("small/index.html").is_file() && folder.path().join("small/conversion.json").is_file());
     fs::remove_file(folder.path().join("small/kv_memory.json")).expect("a record");
+    fs::write(folder.path().join("small/conversion.json"), r#"{"original": "model", "tensors": "0"}"#).expect("a record");
     termwise(&["audit", &small, "--against", &at("model"), "--data", &at("a.txt")])
         .assert()
         .code(2)
