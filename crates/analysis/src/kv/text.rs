@@ -62,6 +62,7 @@ impl Texts {
             ));
         }
         let mut texts = Texts { calibration: Vec::new(), evaluation: Vec::new() };
+        let mut calibration: Vec<Vec<Vec<u32>>> = Vec::new();
         let each = calibration_contexts.div_ceil(fitted_texts);
         for Named { name, source, fitted, evaluated } in sources {
             let contexts = if *evaluated { contexts } else { 0 };
@@ -81,7 +82,7 @@ impl Texts {
                     all.len()
                 )));
             }
-            texts.calibration.extend(first);
+            calibration.push(first);
             if contexts > 0 {
                 // Spread over what there is, so that one chapter does not decide.
                 let rest = &all[skip..];
@@ -90,7 +91,9 @@ impl Texts {
                 texts.evaluation.push(Text { name: name.clone(), calibrated: *fitted, contexts: chosen });
             }
         }
-        texts.calibration.truncate(calibration_contexts);
+        // In turn from all texts, so that the first contexts and any number of them are a mixture.
+        let in_turn = (0..each).flat_map(|i| calibration.iter().filter_map(move |contexts| contexts.get(i).cloned()));
+        texts.calibration = in_turn.take(calibration_contexts).collect();
         Ok(texts)
     }
 }

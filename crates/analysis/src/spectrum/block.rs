@@ -7,7 +7,7 @@ use std::cell::Cell;
 use std::ops::Range;
 
 use termwise_attention::parts::kernel::Sign;
-use termwise_attention::{Kernel, View};
+use termwise_attention::{Denominator, Kernel, View};
 use termwise_kernels::gemm::{Matrix, Write, sequential_product};
 
 use super::ORDERS;
@@ -75,9 +75,10 @@ impl pulp::NullaryFnOnce for Work<'_> {
     }
 }
 
-/// Whether a shift of all scores of a row changes nothing: exp divided by the sum of all weights, without a sink.
+/// Whether a shift of all scores of a row changes nothing: exp divided by the sum of all weights and nothing else.
 pub fn shift_cancels(view: &View) -> bool {
-    matches!(view.variant.near.kernel, Kernel::Exp(_)) && view.variant.denominator.sums() && !view.variant.denominator.has_sink()
+    let plain = matches!(&view.variant.denominator, Denominator::Sum(sum) if sum.floor.is_none() && sum.eps.is_none() && !sum.sink);
+    matches!(view.variant.near.kernel, Kernel::Exp(_)) && plain
 }
 
 impl Head<'_> {

@@ -369,8 +369,9 @@ mod tests {
         assert!(text(&some).contains("The median head needs order 12 for an error of 1 %; 33 % of the heads need more than 32."));
         assert!(text(&some[..2]).contains("needs order 12 for an error of 1 %, the worst head order 12."));
         assert!(
-            text(&some)
-                .contains("Around the mean score of each row: the median head needs order 6 for an error of 1 %, the worst head order 6.")
+            spectrum(&some)
+                .conclusion()
+                .ends_with("Around the mean score of each row: the median head needs order 6 for an error of 1 %, the worst head order 6.")
         );
         let none = text(&[(None, Some(0.98)), (None, None)]);
         let sentence = "At order 32 the median head still has an error of";
