@@ -21,13 +21,13 @@ use crate::Error;
 const RATES: [f64; 4] = [1.5e-3, 3e-3, 6e-3, 1.2e-2];
 /// The smallest difference that counts, in nats per token.
 const LEAST: f64 = 0.02;
-/// Training tokens per run unless another number is asked for: 512 steps.
+/// Training tokens per run unless another number is asked for: 2,048 steps.
 pub const TOKENS: u64 = 1 << 22;
 /// The part of the held-out text on which learning rates are chosen, and the part on which variants are compared.
 const TUNING_RANGE: &str = "0..0.3";
 const FINAL_RANGE: &str = "0.3..1";
 /// Held-out tokens of an evaluation during training.
-const VALID_TOKENS: i64 = 1 << 17;
+const VALID_TOKENS: i64 = 1 << 16;
 /// Seeds of variants that no claim needs.
 const FEWER_SEEDS: usize = 2;
 /// Vocabulary sizes of the BPE tokenizers.
@@ -40,7 +40,7 @@ mlp = 344
 heads = 8
 layers = 4
 length = 512
-batch = 16
+batch = 4
 eval_batches = 0
 log_every = 20
 checkpoint_every = 100
@@ -132,7 +132,7 @@ fn task(options: &Options, name: &str, tokenizer: Option<&Path>, words: &'static
     }
     base.insert("valid_tokens".into(), Value::Integer(VALID_TOKENS));
     base.insert("valid_range".into(), Value::String(FINAL_RANGE.into()));
-    base.extend(duration(steps, (steps / 8).max(1)));
+    base.extend(duration(steps, (steps / 4).max(1)));
     let mut tuning = duration((steps / 3).max(1), (steps / 3).max(1));
     tuning.insert("valid_range".into(), Value::String(TUNING_RANGE.into()));
     let rates = if options.scale == Scale::Test { &RATES[1..3] } else { &RATES[..] };
