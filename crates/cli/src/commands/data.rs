@@ -122,7 +122,7 @@ pub struct ShowArgs {
     #[arg(long, default_value_t = 1, value_name = "N")]
     pub count: u64,
     /// Rows per batch
-    #[arg(long, default_value_t = 4, value_name = "N", value_parser = super::size(1 << 16))]
+    #[arg(long, default_value_t = 2, value_name = "N", value_parser = super::size(1 << 16))]
     pub batch: usize,
     /// Tokens per row [default: 256, a document of the synthetic language, or 64 bits]
     #[arg(long, value_name = "N", value_parser = super::size(1 << 20))]
@@ -168,9 +168,9 @@ fn show(args: &ShowArgs, context: &mut Context) -> Result<(), Failure> {
             continue;
         }
         for (row, shown) in batches.texts(&batch)?.into_iter().enumerate() {
-            writeln!(out, "── batch {index}, row {row}, {} tokens asked for\n{}", shown.labelled, shown.text)?;
+            writeln!(out, "── batch {index}, row {row}, {} labels\n{}", shown.labelled, shown.text)?;
             if let Some(labels) = shown.labels {
-                writeln!(out, "asked for at each, the mark included:\n{labels}")?;
+                writeln!(out, "labels, including the end marker:\n{labels}")?;
             }
         }
     }

@@ -62,7 +62,9 @@ fn default_commands_compose() {
     at(here, &["eval"]).success().stdout(contains("held-out tokens").and(contains("recall")));
     at(here, &["spectrum", "--json"]).success().stdout(contains("\"layers\""));
     at(here, &["truncate", "--orders", "2", "--batch", "2"]).success().stdout(contains("order"));
-    at(here, &["report", "runs/first"]).success();
+    for name in ["runs/first", "first"] {
+        at(here, &["report", name]).success().stdout(contains("index.html"));
+    }
     at(here, &["plan", "first", "--hardware", "a100"]).success().stdout(contains("first"));
     at(here, &["data", "show"]).success().stdout(contains("? k").and(contains("<|endoftext|>")));
     at(here, &["data", "show", "--language", "facts=1 keys=1 length=8", "--batch", "1"]).success().stdout(contains("k0 v"));
@@ -141,7 +143,9 @@ fn runs_say_which_build_made_them() {
     std::fs::remove_file(here.join("runs/first/checkpoints/step-00000004/provenance.json")).expect("removed");
     std::fs::remove_file(here.join("runs/first/provenance.json")).expect("removed");
     at(here, &["eval", "runs/first/checkpoints/step-00000004"]).success();
-    at(here, &["report", "runs/first"]).success();
+    for name in ["runs/first", "first"] {
+        at(here, &["report", name]).success().stdout(contains("index.html"));
+    }
     let page = std::fs::read_to_string(here.join("report/index.html")).expect("a page");
     assert!(page.contains("build unknown") && page.contains("Made by termwise "), "builds of the runs and of the page");
 }

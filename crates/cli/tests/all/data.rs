@@ -134,7 +134,7 @@ fn built_in_data_are_shown_with_their_dials() {
         assert_eq!(question[0], "?");
         assert!(words[5..9].chunks(2).any(|fact| fact == &question[1..]), "{text}");
     }
-    show(&["--data", "builtin:parity", "--length", "9"]).success().stdout(contains("asked for at each, the mark included:\n0 "));
+    show(&["--data", "builtin:parity", "--length", "9"]).success().stdout(contains("labels, including the end marker:\n0 "));
     // Rows are whole documents: as long as one, or a multiple of it.
     show(&["--language", "length=32", "--length", "64"]).success();
     for (length, advice) in [("48", "--language length=48"), ("16", "--language length=16")] {

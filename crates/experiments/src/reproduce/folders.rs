@@ -25,15 +25,17 @@ struct Found {
     run: Run,
 }
 
-/// A page about the runs in these folders: each a run's own, a sweep's, or one that holds runs. Links are relative to `out`, where the page
-/// will lie.
+/// A report of the runs in these folders: of a run, of a sweep, or of several runs. Links are relative to `out`, the folder of the report.
 pub fn of_folders(folders: &[PathBuf], out: &Path) -> Result<Document, Error> {
     let mut found: Vec<Found> = Vec::new();
     for folder in folders {
+        // A run may be given by its name alone, as in other commands.
+        let named = Path::new("runs").join(folder);
+        let folder = if !folder.exists() && named.is_dir() { &named } else { folder };
         let runs = runs_in(folder)?;
         if runs.is_empty() {
             let problem = format!(
-                "there is no run in {}; name a folder with {SETTINGS} and {METRICS}, or one that holds such folders",
+                "there is no run in {}; name a run, a folder with {SETTINGS} and {METRICS}, or a folder of such folders",
                 folder.display()
             );
             return Err(Error::Sizes(problem));

@@ -222,7 +222,8 @@ fn results_of(options: &Options, declared: &Declared, states: &[State], theorems
     let of_status = |status: &'static str| runs.iter().filter(move |run| run.status == status);
     let timing = Timing {
         seconds: start.elapsed().as_secs_f64(),
-        run_seconds: of_status("finished").map(|run| run.seconds).sum(),
+        // An empty sum of floats is -0.0.
+        run_seconds: of_status("finished").map(|run| run.seconds).sum::<f64>() + 0.0,
         parallel: options.threads,
         runs: runs.len(),
         finished: of_status("finished").count(),
