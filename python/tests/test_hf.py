@@ -245,7 +245,8 @@ def test_converted_models_load(stories, book, tmp_path):
     ids = np.array([native.encode(book.read_text()[:2000])[:200]])
     with torch.no_grad():
         for use_cache in (False, True):
-            assert rms(model(input_ids=torch.tensor(ids), use_cache=use_cache).logits, native.logits(ids)) < 1e-5
+            # Both round keys and values to bf16, 8 or 4 bits; sums that differ in their last bit can be rounded to neighboring values.
+            assert rms(model(input_ids=torch.tensor(ids), use_cache=use_cache).logits, native.logits(ids)) < 1e-3
     model.generation_config.pad_token_id, model.generation_config.eos_token_id = 0, None
     found = model.generate(torch.tensor(ids), max_new_tokens=12, do_sample=False, return_dict_in_generate=True)
     expected = ids[0].tolist()
