@@ -1,18 +1,18 @@
-//! One kind of memory for each kv head within so many bytes: Lagrange's multiplier over the cost of each head and kind.
+//! One kind of memory per KV head under a byte budget: a Lagrange multiplier over the cost of each head and kind.
 
 use crate::kv::kinds::Kind;
 
-/// What a kv head may have: the cost of each kind, in the order of `kinds`.
+/// Candidate kinds of memory of a KV head, with their costs in the order of `kinds`.
 pub struct Offer<'a> {
     /// The kinds.
     pub kinds: &'a [Kind],
-    /// Their bytes for one kv head.
+    /// Their bytes for one KV head.
     pub bytes: &'a [u64],
-    /// Costs of each kv head, [units, kinds].
+    /// Costs of each KV head, [units, kinds].
     pub costs: &'a [f64],
 }
 
-/// The kind of each kv head, by its index, with the least sum of costs that a multiplier finds within the bytes; what is left over then goes to
+/// The kind of each KV head, by its index, with the least sum of costs that a multiplier finds within the bytes; what is left over then goes to
 /// whoever gains the most by a byte. `None` where not even the smallest kinds fit.
 pub fn allocate(offer: &Offer, bytes: u64) -> Option<Vec<usize>> {
     let Offer { kinds, bytes: sizes, costs } = offer;

@@ -86,7 +86,7 @@ pub struct HeadFacts {
     pub far_largest: f64,
     /// Share of the far keys that holds half of the far mass.
     pub half_of_far: f64,
-    /// What its kv head's memory cut down to a short window does to the model: KL in nats per token; absent where it was not measured.
+    /// KL in nats per token if its KV head keeps only a short window; `None` if it was not measured.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub kl: Option<f64>,
     /// The rise of the loss, in nats per token.
@@ -100,12 +100,12 @@ pub struct HeadFacts {
 /// Between a fact and its question, tokens.
 const RECALL_DISTANCE: usize = 192;
 
-/// How many facts, and without how many kv heads.
+/// Number of facts and of removed KV heads.
 #[derive(Clone, Copy, Debug)]
 pub struct Recalls {
     /// Facts that the original finds, at most.
     pub facts: usize,
-    /// kv heads, those whose removal does the most.
+    /// KV heads, those whose removal does the most.
     pub heads: usize,
 }
 
@@ -154,7 +154,7 @@ impl Atlas {
         Atlas { model: model.into(), data, contexts: gathered.contexts, length, sinks: SINKS, near: NEAR, facts: 0, heads }
     }
 
-    /// Adds what the model loses with the memory of each kv head: KL and loss on a context, and facts that it no longer finds, asked for where the loss of
+    /// Adds what the model loses with the memory of each KV head: KL and loss on a context, and facts that it no longer finds, asked for where the loss of
     /// memory does the most to predictions, since each question is a text of its own.
     pub fn add_removals(
         &mut self,
@@ -173,7 +173,7 @@ impl Atlas {
             (head.kl, head.rise) = (Some(removal.kl), Some(removal.rise));
         }
         let Some((mut facts, recalls)) = recall else { return Ok(()) };
-        tell(0, recalls.heads as u64, "facts that the original finds");
+        tell(0, recalls.heads as u64, "recall of the original");
         let questions = facts.found_by(&mut recall::decoder(model)?, RECALL_DISTANCE, recalls.facts)?;
         self.facts = questions.len();
         let mut order: Vec<usize> = (0..removals.len()).collect();
@@ -194,13 +194,13 @@ impl Atlas {
                     for question in &questions {
                         found += usize::from(question.is_found(facts.tokenizer(), &mut decoder)?);
                     }
-                    journal.put(&key, &format!("facts without the memory of kv head {cut}"), &found);
+                    journal.put(&key, &format!("facts without the memory of KV head {cut}"), &found);
                     found
                 }
             };
             let share = found as f64 / questions.len() as f64;
             self.heads.iter_mut().filter(|head| unit(head) == cut).for_each(|head| head.recall = Some(share));
-            tell(done as u64 + 1, order.len() as u64, "facts without the memory of a kv head");
+            tell(done as u64 + 1, order.len() as u64, "recall without the memory of a KV head");
         }
         Ok(())
     }
@@ -247,7 +247,7 @@ impl Documented for Atlas {
             (
                 "median head".to_owned(),
                 format!(
-                    "{:.3} of its attention on far keys, {:.3} on the first; looks back {:.0} tokens; far scores have a standard deviation of {:.2}, their largest is {:.1} above their mean, and half of the far mass lies on {:.1} % of the far keys",
+                    "{:.3} of its attention on far keys, {:.3} on the first; mean distance {:.0} tokens; far scores have a standard deviation of {:.2}, their largest is {:.1} above their mean, and half of the far mass is on {:.1} % of the far keys",
                     self.median(|head| head.far_mass),
                     self.median(|head| head.sink_mass),
                     self.median(|head| head.look_back),
@@ -258,12 +258,12 @@ impl Documented for Atlas {
             ),
         ];
         if self.heads.iter().any(|head| head.kl.is_some()) {
-            let text = format!("its kv head keeps the first {sinks} and the last {PROBE} keys: KL and rise of the loss, nats per token");
+            let text = format!("its KV head keeps the first {sinks} and the last {PROBE} keys: KL and rise of the loss, nats per token");
             facts.push(("removal of a head".to_owned(), text));
         }
         if self.facts > 0 {
             let text = format!(
-                "share of {} facts {RECALL_DISTANCE} tokens back, which the original finds, that are found without a kv head's memory",
+                "share of {} facts, {RECALL_DISTANCE} tokens back and recalled by the original, that are recalled without the memory of a KV head",
                 self.facts
             );
             facts.push(("recall".to_owned(), text));
@@ -274,15 +274,26 @@ impl Documented for Atlas {
             self.map("Spread of far scores", Shade::Linear, |head| Some(head.far_spread)).into(),
         ];
         if self.heads.iter().any(|head| head.kl.is_some()) {
-            panels.push(self.map("KL when the kv head keeps a short window", Shade::Linear, |head| head.kl).into());
+            panels.push(self.map("KL when the KV head keeps a short window", Shade::Linear, |head| head.kl).into());
             panels.push(self.map("Rise of the loss", Shade::Linear, |head| head.rise).into());
         }
         if self.heads.iter().any(|head| head.recall.is_some()) {
-            panels.push(self.map("Facts found without the kv head's memory", Shade::Linear, |head| head.recall).into());
+            panels.push(self.map("Facts recalled without the memory of the KV head", Shade::Linear, |head| head.recall).into());
         }
         let figure = Figure { title: "Heads".into(), description: "Layers by heads.".into(), panels };
-        let columns =
-            ["layer", "head", "far mass", "sink mass", "look-back", "far spread", "far largest", "half of far on", "KL", "loss", "recall"];
+        let columns = [
+            "layer",
+            "head",
+            "far mass",
+            "sink mass",
+            "mean distance",
+            "far spread",
+            "far largest",
+            "half of far on",
+            "KL",
+            "loss",
+            "recall",
+        ];
         let mut table = Table::new("Every head", columns);
         for head in &self.heads {
             table.rows.push(vec![
@@ -302,7 +313,7 @@ impl Documented for Atlas {
         let details = Block::Details { summary: "Every head".into(), blocks: vec![Block::table("heads", table)] };
         let name = self.model.trim_end_matches('/').rsplit('/').next().unwrap_or_default();
         Document {
-            title: format!("{name}: what its heads look back at"),
+            title: format!("Attention distance per head: {name}"),
             lead: vec![Block::Facts(facts)],
             sections: vec![Section::new("Heads", vec![Block::figure("heads", figure), details])],
         }

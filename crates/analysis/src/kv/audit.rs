@@ -111,7 +111,7 @@ impl Audit {
 /// What may be done to a decoder before it reads the token at a position. Nothing, but in tests of the audit itself.
 pub type Between<'a> = &'a mut dyn FnMut(usize, &mut Decoder) -> Result<(), Error>;
 
-/// What to check with besides the contexts.
+/// Options of an audit in addition to the contexts.
 pub struct Options<'a> {
     /// What the conversion wrote down.
     pub record: Option<&'a Record>,
@@ -139,7 +139,7 @@ fn changed(config: &Config, change: impl Fn(&Variant) -> Option<Variant>) -> (At
     (map, count)
 }
 
-const PARTS: [&str; 4] = ["sinks", "windows", "chosen keys", "codes"];
+const PARTS: [&str; 4] = ["sinks", "windows", "heavy hitters", "quantization"];
 
 /// The variant without a part; `None` where it has none. A window of one key is none.
 fn without(variant: &Variant, part: &str) -> Option<Variant> {
@@ -147,8 +147,8 @@ fn without(variant: &Variant, part: &str) -> Option<Variant> {
     match part {
         "sinks" => variant.sinks.map(|_| own.with_sinks(None)),
         "windows" => variant.window.filter(|window| *window > 1).map(|_| own.with_window(1)),
-        "chosen keys" => variant.chosen.map(|_| own.with_chosen(None)),
-        "codes" => variant.bits.map(|_| own.with_bits(None)),
+        "heavy hitters" => variant.chosen.map(|_| own.with_chosen(None)),
+        "quantization" => variant.bits.map(|_| own.with_bits(None)),
         _ => None,
     }
 }
@@ -178,8 +178,8 @@ pub fn audit(
     };
     audit.checks.push(same_weights(model, original));
     audit.checks.push(recorded(model, record));
-    step("the formula")?;
-    let (uncoded, coded) = changed(&model.config, |variant| without(variant, "codes"));
+    step("reference formula")?;
+    let (uncoded, coded) = changed(&model.config, |variant| without(variant, "quantization"));
     let uncoded = (coded > 0).then(|| smaller(model, uncoded)).transpose()?;
     let at_once = ways::at_once(model, first)?;
     let limit = ways::Limit::new(uncoded.as_ref(), first, &at_once)?;
@@ -191,12 +191,12 @@ pub fn audit(
     if let (Some(record), Some(bytes)) = (record, bytes) {
         audit.checks.push(Check::new(
             "bytes are those of the record",
-            "no more than recorded",
+            "at most the recorded bytes",
             format!("{bytes} bytes, recorded {}", record.bytes),
             Some(bytes as u64 <= record.bytes),
         ));
     }
-    step("shares of outputs")?;
+    step("contributions to the outputs")?;
     drop(at_once);
     audit.shares = shares::measure(model, first)?;
     audit.checks.extend(shares::checks(&audit.shares));
@@ -210,8 +210,8 @@ pub fn audit(
         step("the converted model")?;
         let converted = match Reference::new(model, ids) {
             Err(Error::NoNumbers(t)) => {
-                let found = format!("at position {t} of a text there are none, so that nothing else can be said of it");
-                audit.checks.push(Check::new("predictions are numbers", "everywhere", found, Some(false)));
+                let found = format!("logits at position {t} are NaN or infinite; the remaining checks were not run");
+                audit.checks.push(Check::new("predictions are finite", "at every position", found, Some(false)));
                 return Ok(audit);
             }
             found => found?,
@@ -240,24 +240,25 @@ pub fn audit(
             change: from_own.mean_kl(),
         };
         // Codes are there for their bytes, and may cost a little.
-        let worth = *name == "codes" || part.kl > audit.kl;
+        let worth = *name == "quantization" || part.kl > audit.kl;
         // What is read beyond the window does nothing in a text that is no longer than that.
-        let beyond = |own: &Variant| !matches!(*name, "windows" | "codes") && own.window.is_some_and(|window| window >= audit.length);
+        let beyond =
+            |own: &Variant| !matches!(*name, "windows" | "quantization") && own.window.is_some_and(|window| window >= audit.length);
         let reached = changed(&model.config, |own| without(own, name).filter(|_| !beyond(own))).1;
         let found = match (part.change > NOTHING, worth) {
             (false, _) if reached == 0 => {
-                format!("windows hold all of these {} tokens: {name} can only be checked on longer text", audit.length)
+                format!("windows contain all of these {} tokens: {name} can only be checked on longer text", audit.length)
             }
-            (false, _) => format!("{} heads have {name}, and without them nothing changes: they do nothing", part.heads),
-            (true, false) => format!("without {name} the KL to the original falls from {:.5} to {:.5}: they do harm", audit.kl, part.kl),
-            (true, true) => format!("without {name} the KL to the original goes from {:.5} to {:.5}", audit.kl, part.kl),
+            (false, _) => format!("{} heads have {name}, and predictions do not change without them", part.heads),
+            (true, false) => format!("without {name} the KL to the original falls from {:.5} to {:.5}", audit.kl, part.kl),
+            (true, true) => format!("without {name} the KL to the original rises from {:.5} to {:.5}", audit.kl, part.kl),
         };
         let rule = match *name {
-            "codes" => "predictions change without them",
-            _ => "predictions change without them, and move away from the original's",
+            "quantization" => "predictions change without them",
+            _ => "predictions change without them, and the KL to the original rises",
         };
         audit.checks.push(Check::new(
-            &format!("{name} do their work"),
+            &format!("effect of {name}"),
             rule,
             found,
             (reached > 0 || part.change > NOTHING).then_some(part.change > NOTHING && worth),
@@ -310,13 +311,13 @@ fn same_weights(model: &Model, original: &Model) -> Check {
 
 /// Variants against the record of the conversion.
 fn recorded(model: &Model, record: Option<&Record>) -> Check {
-    let (name, rule) = ("memory is the recorded one", "every head has the variant that the conversion wrote down");
+    let (name, rule) = ("memory is the recorded one", "every head has the recorded variant");
     let Some(record) = record else {
-        return Check::new(name, rule, "the model's folder has no record of a conversion".into(), None);
+        return Check::new(name, rule, "the folder of the model has no record of a conversion".into(), None);
     };
     let other = record.other_heads(model);
     let found = match other.first() {
-        None => "every head has the memory that was chosen for it".to_owned(),
+        None => "every head has the recorded memory".to_owned(),
         Some((layer, head, said, own)) => {
             let or_none = |variant: &str| if variant.is_empty() { "no such head".to_owned() } else { format!("`{variant}`") };
             let (own, said) = (or_none(own), or_none(said));

@@ -22,7 +22,7 @@ use crate::kv::record::EARLIER_BUILD;
 use crate::kv::sensitivity::{self, PROBE, Removal};
 use crate::kv::{Error, Tell, Texts};
 
-/// Exact keys that a kv head may have, besides sinks.
+/// Candidate numbers of keys per KV head, in addition to sinks.
 pub const SIZES: [usize; 9] = [4, 16, 32, 64, 128, 256, 512, 1024, 2048];
 /// Contexts by which errors of outputs are measured.
 const ERROR_CONTEXTS: usize = 2;
@@ -101,13 +101,13 @@ pub struct Prepared {
     pub gathered: Gathered,
     /// What kinds do to outputs.
     pub errors: Errors,
-    /// What the model loses with each kv head at the probe.
+    /// Effect of each KV head at the probe.
     pub removals: Vec<Removal>,
-    /// Bytes of all layers besides the memories of their KV heads.
+    /// Bytes of all layers in addition to the memory of their KV heads.
     pub overhead: u64,
 }
 
-/// Bytes that the states of all layers take besides the memories of their KV heads: positions, score bounds and running sums. They are those of empty states.
+/// Bytes of the states of all layers in addition to the memory of their KV heads: positions, score bounds and running sums. They are those of empty states.
 pub fn overhead(config: &Config) -> Result<u64, Error> {
     let layers = config.attention_layers(1)?;
     layers.iter().map(|layer| -> Result<u64, Error> { Ok(layer.state(1)?.bytes() as u64) }).sum()
@@ -145,7 +145,7 @@ impl Prepared {
         Ok(Prepared { gathered, errors, removals, overhead })
     }
 
-    /// The best choice of these families within so many bytes for the whole model, its overhead included. KV heads in groups of `shared` have the same kind.
+    /// The best choice of these families within a byte budget for the whole model, its overhead included. KV heads in groups of `shared` have the same kind.
     pub fn choose(&self, families: &[Family], shared: usize, d: usize, bytes: u64) -> Option<Vec<Kind>> {
         let bytes = bytes.checked_sub(self.overhead)?;
         let wanted = |kind: &Kind| families.iter().any(|family| SIZES.iter().any(|&size| family.of(size) == *kind));
@@ -160,7 +160,7 @@ impl Prepared {
         Some(choice.into_iter().flat_map(|kind| std::iter::repeat_n(kinds[kind], shared)).collect())
     }
 
-    /// The atlas, with what was measured of each kv head.
+    /// The atlas, with what was measured of each KV head.
     pub fn atlas(&self, name: &str, data: Vec<String>, model: &Model, length: usize) -> Atlas {
         let mut atlas = Atlas::new(name, data, &model.config, &self.gathered, length);
         let (h, g) = (model.config.num_attention_heads, model.config.num_key_value_heads);
@@ -189,7 +189,7 @@ pub struct Conversion {
     pub cache_bytes: u64,
     /// The model's context.
     pub context: usize,
-    /// Layers and kv heads.
+    /// Layers and KV heads.
     pub layers: usize,
     /// Of each layer.
     pub kv_heads: usize,
@@ -204,7 +204,7 @@ pub struct Conversion {
     pub measured: Vec<Measured>,
 }
 
-/// The converted model beside the original on one text.
+/// The converted model and the original on one text.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Measured {
     /// The text.
@@ -281,7 +281,7 @@ pub fn choose(
         if stop.load(Ordering::Relaxed) {
             return Err(Error::Stopped);
         }
-        tell(round, 8, "looking for the fewest bytes");
+        tell(round, 8, "searching for the smallest budget");
         let middle = (low * high).sqrt();
         match prepared.choose(families, shared, d, middle as u64 * key_bytes(d) * units) {
             Some(kinds) if rise(&kinds)? <= share => {
@@ -357,16 +357,13 @@ impl Documented for Conversion {
     fn document(&self) -> Document {
         let megabytes = |bytes: u64| format!("{:.2} MB", bytes as f64 / 1e6);
         let facts = vec![
-            ("model".to_owned(), format!("{}: {} layers, {} kv heads each", self.model, self.layers, self.kv_heads)),
-            ("text".to_owned(), format!("{}; fitted to {} tokens", self.data.join(", "), thousands(self.calibration_tokens as u64))),
-            (
-                "keeps".to_owned(),
-                format!("{} between tokens, whatever the length: {:.1} keys for each kv head", megabytes(self.bytes), self.keys),
-            ),
-            ("instead of".to_owned(), format!("{} for all keys of {} tokens", megabytes(self.cache_bytes), thousands(self.context as u64))),
+            ("model".to_owned(), format!("{}: {} layers, {} KV heads each", self.model, self.layers, self.kv_heads)),
+            ("text".to_owned(), format!("{}; calibrated on {} tokens", self.data.join(", "), thousands(self.calibration_tokens as u64))),
+            ("keeps".to_owned(), format!("{} per sequence of any length: {:.1} keys per KV head", megabytes(self.bytes), self.keys)),
+            ("full cache".to_owned(), format!("{} at {} tokens", megabytes(self.cache_bytes), thousands(self.context as u64))),
         ];
         let columns = ["text", "contexts", "length", "original", "converted", "rise", "KL"];
-        let mut table = Table::new("On text that was neither fitted to nor chosen by, nats per token", columns);
+        let mut table = Table::new("Loss on text not used for calibration or allocation, nats per token", columns);
         for found in &self.measured {
             table.rows.push(vec![
                 Cell::text(&found.text),
@@ -380,7 +377,7 @@ impl Documented for Conversion {
         }
         let map = |title: &str, value: &dyn Fn(&Kind) -> f64| HeatMap {
             title: title.into(),
-            x: Names::count("kv head", self.kv_heads),
+            x: Names::count("KV head", self.kv_heads),
             y: Names::count("layer", self.layers),
             values: self.kinds.chunks(self.kv_heads.max(1)).map(|row| row.iter().map(|kind| Some(value(kind))).collect()).collect(),
             shade: Shade::Linear,
@@ -400,15 +397,15 @@ impl Documented for Conversion {
             }
         }
         counts.sort_by_key(|(_, count)| std::cmp::Reverse(*count));
-        let mut kinds = Table::new("Kinds of memory", ["kind", "kv heads"]);
+        let mut kinds = Table::new("Kinds of memory", ["kind", "KV heads"]);
         kinds.rows.extend(counts.into_iter().map(|(label, count)| vec![Cell::text(label), Cell::count(count)]));
-        let figure = Figure { title: "What each kv head keeps".into(), description: "Layers by kv heads.".into(), panels };
+        let figure = Figure { title: "Memory per KV head".into(), description: "Layers by KV heads.".into(), panels };
         let name = self.model.trim_end_matches('/').rsplit('/').next().unwrap_or_default();
         let sections = vec![
-            Section::new("What it costs", vec![Block::table("losses", table)]),
-            Section::new("What each kv head keeps", vec![Block::figure("kinds", figure), Block::table("kinds", kinds)]),
+            Section::new("Loss on held-out text", vec![Block::table("losses", table)]),
+            Section::new("Memory per KV head", vec![Block::figure("kinds", figure), Block::table("kinds", kinds)]),
         ];
-        Document { title: format!("{name} with constant memory"), lead: vec![Block::Facts(facts)], sections }
+        Document { title: format!("{name} with fixed-size KV memory"), lead: vec![Block::Facts(facts)], sections }
     }
 }
 

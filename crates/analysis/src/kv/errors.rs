@@ -1,4 +1,4 @@
-//! What each kind of memory does to the output of each kv head: W_o·(y' − y), computed by the engine from the original model's activations.
+//! Output error of each KV head with each kind of memory: W_o·(y' − y), computed by the engine from the original model's activations.
 
 use std::sync::atomic::AtomicBool;
 
@@ -21,13 +21,13 @@ pub struct Errors {
 }
 
 impl Errors {
-    /// Of a kv head, counted over layers, and a kind by its column.
+    /// Of a KV head, counted over layers, and a kind by its column.
     pub fn get(&self, unit: usize, kind: usize) -> f64 {
         self.values[unit * self.kinds.len() + kind]
     }
 }
 
-/// W_oᵀ·W_o of the columns of each kv head, [G, w, w] with w = d·(H/G); and the same of all columns is what outputs are compared with.
+/// W_oᵀ·W_o of the columns of each KV head, [G, w, w] with w = d·(H/G); and the same of all columns is what outputs are compared with.
 fn grams(model: &Model, layer: usize) -> Result<Vec<f32>, Error> {
     let config = &model.config;
     let (h, g, d, c) = (config.num_attention_heads, config.num_key_value_heads, config.head_dim, config.hidden_size);
@@ -47,10 +47,10 @@ fn grams(model: &Model, layer: usize) -> Result<Vec<f32>, Error> {
     Ok(out)
 }
 
-/// Every so many positions count: an error is an average over thousands.
+/// Stride between evaluated positions; an error is an average over thousands.
 const STRIDE: usize = 4;
 
-/// Σ_t δᵀMδ of the columns of each kv head in rows [T, H·d], over some of them.
+/// Σ_t δᵀMδ of the columns of each KV head in rows [T, H·d], over some of them.
 fn squares(delta: &[f32], width: usize, gram: &[f32], w: usize) -> Vec<f64> {
     gram.par_chunks_exact(w * w)
         .enumerate()
@@ -104,7 +104,7 @@ pub fn measure(
         let whole: f64 = squares(seen.y, width, &gram, w).iter().sum();
         let own = &seen.attention.heads()[0];
         let unknown: Vec<&Kind> = kinds.iter().filter(|kind| known(journal, context, layer, kind).is_none()).collect();
-        // Kinds side by side: a layer has few kv heads, and some kinds take one position after another.
+        // Kinds side by side: a layer has few KV heads, and some kinds take one position after another.
         let found = unknown.par_iter().with_max_len(1).map(|kind| -> Result<Vec<f64>, Error> {
             let heads = (0..h).map(|_| kind.variant(own)).collect::<Result<Vec<_>, Error>>()?;
             let attention = seen.attention.with_heads(heads)?;

@@ -30,7 +30,7 @@ const MOST_KEYS: u64 = 1 << 30;
 pub struct Method {
     /// In tables.
     pub name: &'static str,
-    /// What kv heads may have.
+    /// Candidate kinds of memory.
     families: &'static [Family],
     /// Whether each has its own share; else all have the same, of the first family.
     per_head: bool,
@@ -49,7 +49,7 @@ impl Method {
         Method { name, families, per_head: false, combined: true }
     }
 
-    /// Several ideas, and a choice for each kv head.
+    /// Several methods, and a choice per KV head.
     const fn by_head(name: &'static str, families: &'static [Family]) -> Method {
         Method { name, families, per_head: true, combined: true }
     }
@@ -115,7 +115,7 @@ impl Method {
         all
     }
 
-    /// The kinds of all kv heads within so many bytes; `None` where nothing fits.
+    /// The kinds of all KV heads within a byte budget; `None` if nothing fits.
     pub fn choose(&self, prepared: &Prepared, units: usize, d: usize, bytes: u64) -> Option<Vec<Kind>> {
         if self.per_head {
             return prepared.choose(self.families, 1, d, bytes);
@@ -202,7 +202,7 @@ pub struct Comparison {
     pub verdict: Verdict,
 }
 
-/// What the rule says.
+/// The verdict of the rule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Verdict {
@@ -233,7 +233,7 @@ impl Verdict {
     }
 }
 
-/// Student's 95 % interval of a mean of so many; `None` for fewer than three.
+/// Student's 95 % interval of the mean; `None` for fewer than three values.
 fn interval(mean: f64, error: Option<f64>, count: usize) -> Option<(f64, f64)> {
     let half = t_quantile_975((count.max(2) - 1) as f64) * error.filter(|_| count >= 3)?;
     Some((mean - half, mean + half))
@@ -250,7 +250,7 @@ pub struct Frontier {
     pub texts: Vec<(String, usize, bool)>,
     /// Tokens that were fitted to.
     pub calibration_tokens: usize,
-    /// Bytes of one key and value, and kv heads: budgets are in these.
+    /// Bytes of one key and value, and KV heads: budgets are in these.
     pub key_bytes: u64,
     /// Of the model.
     pub kv_heads: usize,
@@ -260,7 +260,7 @@ pub struct Frontier {
     pub points: Vec<Point>,
     /// By the rule.
     pub comparisons: Vec<Comparison>,
-    /// The best combination against the best single idea.
+    /// The best combination against the best single method.
     #[serde(default)]
     pub best: Vec<Best>,
     /// Bytes at equal loss.

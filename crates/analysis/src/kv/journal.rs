@@ -62,7 +62,7 @@ impl Journal {
         self.known.get(key).and_then(|value| serde_json::from_value(value.clone()).ok())
     }
 
-    /// Keeps it; `what` is for people who read the file.
+    /// Stores a value; `what` describes it for readers of the file.
     pub fn put<T: Serialize>(&mut self, key: &str, what: &str, value: &T) {
         let Ok(value) = serde_json::to_value(value) else { return };
         if let Some(file) = &mut self.file

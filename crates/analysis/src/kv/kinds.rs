@@ -99,14 +99,14 @@ impl Family {
     /// A window in 16 bits.
     pub const WINDOW: Family = Family { chosen: false, fade: false, bits: [16, 16] };
 
-    /// Its member with so many keys besides the sinks.
+    /// The member with this number of keys in addition to the sinks.
     pub fn of(self, keys: usize) -> Kind {
         let chosen = if self.chosen { keys / 2 } else { 0 };
         let [key_bits, value_bits] = self.bits;
         Kind { window: (keys - chosen).max(1), sinks: SINKS, chosen, fade: self.fade && chosen > 0, key_bits, value_bits }
     }
 
-    /// Its largest member for heads of dimension d within so many bytes; `None` if not even the smallest fits.
+    /// Its largest member for heads of dimension d within a byte budget; `None` if the smallest does not fit.
     pub fn largest(self, d: usize, bytes: u64) -> Option<Kind> {
         let fits = |keys: usize| self.of(keys).bytes(d) <= bytes;
         if !fits(1) {

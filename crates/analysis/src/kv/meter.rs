@@ -69,7 +69,7 @@ pub(crate) fn known(journal: &Journal, key: &str, context: &[u32]) -> Option<ByP
     journal.get(key).filter(|found: &ByPosition| found.len() == buckets(context.len().saturating_sub(1)))
 }
 
-/// Buckets that so many positions reach.
+/// Number of buckets for a number of positions.
 fn buckets(positions: usize) -> usize {
     BUCKETS.iter().filter(|&&first| first < positions).count()
 }

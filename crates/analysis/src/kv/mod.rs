@@ -1,4 +1,4 @@
-//! A trained model with constant memory, at a known price.
+//! Fixed-size KV memory for trained models, and its effect on the loss.
 //!
 //! ```text
 //! text ─► calibrate   how far back each head looks (atlas)

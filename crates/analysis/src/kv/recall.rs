@@ -42,7 +42,7 @@ pub struct Recall {
     pub converted: usize,
 }
 
-/// Distances that fit into contexts of so many tokens.
+/// Distances that fit into contexts of this length.
 pub fn distances(length: usize) -> Vec<usize> {
     DISTANCES.into_iter().filter(|distance| distance + BEFORE + AROUND <= length).collect()
 }
@@ -92,7 +92,7 @@ struct Fact {
 }
 
 impl<'a> Facts<'a> {
-    /// So many facts of each task and distance, within contexts of so many tokens.
+    /// Facts of each task and distance, within contexts of this length.
     pub fn new(tokenizer: &'a Tokenizer, contexts: &[Vec<u32>], length: usize, count: usize) -> Facts<'a> {
         Facts { tokenizer, filler: contexts.concat(), length, count, rng: Rng::new(0xfac7) }
     }
@@ -166,7 +166,7 @@ impl<'a> Facts<'a> {
         Ok(all)
     }
 
-    /// Questions at this distance, of all tasks in turn, that the original answers: at most so many, of three times as many that are asked.
+    /// Questions at this distance, from all tasks in turn, that the original answers: at most `count` out of three times as many.
     pub fn found_by(&mut self, original: &mut Decoder, distance: usize, count: usize) -> Result<Vec<Question>, Error> {
         let mut found = Vec::new();
         for task in TASKS.iter().cycle().take(3 * count) {
@@ -182,11 +182,11 @@ impl<'a> Facts<'a> {
     }
 }
 
-const RULE: &str = "of facts that the original finds and that every window still holds, 90 % are found; at least three of them";
+const RULE: &str = "90 % of the facts that the original recalls and that are in every window are recalled; at least three such facts";
 
 /// Where the model could not be run.
 pub fn refused(error: &termwise_model::Error) -> Check {
-    Check::new("recall", RULE, format!("it cannot be asked: {error}"), Some(false))
+    Check::new("recall", RULE, format!("recall was not measured: {error}"), Some(false))
 }
 
 /// What all windows still hold must be found; what lies beyond is the price, and told.

@@ -1,7 +1,7 @@
-//! What the error of one kv head does to the model's predictions: the KL with that head alone on a short window, measured.
+//! Effect of the error of one KV head on the predictions: the measured KL with only that head on a short window.
 //!
 //! Errors of outputs mislead: heads differ by orders of magnitude in what the rest of the model makes of them. The ratio of measured KL to output error at
-//! one kind turns the errors of all kinds into KL. Ratios are kept within a factor of the median, since a small error measured small says little.
+//! one kind turns the errors of all kinds into KL. Ratios are kept within a factor of the median, since the ratio of two small numbers is unreliable.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -19,7 +19,7 @@ pub const PROBE: usize = 32;
 /// How far a ratio may be from the median.
 const GUARD: f64 = 30.0;
 
-/// What the model loses with the memory of one kv head, nats per token.
+/// Effect of removing the memory of one KV head, nats per token.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Removal {
     /// KL(original ‖ without it).
@@ -28,7 +28,7 @@ pub struct Removal {
     pub rise: f64,
 }
 
-/// KL and rise of the loss in nats per token for each kv head, on these contexts.
+/// KL and rise of the loss in nats per token for each KV head, on these contexts.
 pub fn measure(
     model: &Model,
     identity: &str,
@@ -57,7 +57,7 @@ pub fn measure(
                     let mut kinds = vec![None; units];
                     kinds[unit] = Some(probe);
                     let found = reference.compare(bench.assemble(&kinds)?)?;
-                    journal.put(&key(unit), &format!("sensitivity of kv head {unit}"), &found);
+                    journal.put(&key(unit), &format!("sensitivity of KV head {unit}"), &found);
                     found
                 }
             };
@@ -69,7 +69,7 @@ pub fn measure(
     Ok(removals)
 }
 
-/// KL by output error at the probe for each kv head, within bounds.
+/// KL by output error at the probe for each KV head, within bounds.
 pub fn ratios(removals: &[Removal], errors: &Errors) -> Vec<f64> {
     let Some(column) = errors.kinds.iter().position(|kind| *kind == Kind::window(PROBE)) else { return vec![1.0; removals.len()] };
     let raw: Vec<f64> =

@@ -26,7 +26,7 @@ pub struct Texts {
     pub evaluation: Vec<Text>,
 }
 
-/// A text and what it is for.
+/// A text and its purpose.
 pub struct Named<'a> {
     /// What people call it.
     pub name: String,
@@ -58,7 +58,7 @@ impl Texts {
         let fitted_texts = sources.iter().filter(|source| source.fitted).count();
         if fitted_texts == 0 {
             return Err(Error::Asked(
-                "there is no text to fit to; name some with --calibration, or leave it out to use all of --data".into(),
+                "there is no calibration text; name some with --calibration, or leave it out to use all of --data".into(),
             ));
         }
         let mut texts = Texts { calibration: Vec::new(), evaluation: Vec::new() };
@@ -78,7 +78,7 @@ impl Texts {
             let used = first.len() * calibration_length;
             if *fitted && (first.len() < each || used > skip * length) || all.len() - skip < contexts.min(1) {
                 return Err(Error::Asked(format!(
-                    "{name} has {} contexts of {length} tokens; the first half is fitted to ({each} contexts of {calibration_length}) and the second evaluated: name more text, or shorter contexts",
+                    "{name} has {} contexts of {length} tokens; the first half is for calibration ({each} contexts of {calibration_length}) and the second for evaluation: name more text, or shorter contexts",
                     all.len()
                 )));
             }

@@ -81,7 +81,7 @@ pub struct Attention {
     pub endless_tile: u64,
 }
 
-/// The properties in which heads of one kv head must agree to share memory.
+/// The properties in which heads of one KV head must agree to share memory.
 #[derive(Clone, PartialEq)]
 struct Unit {
     kv_head: usize,

@@ -231,7 +231,7 @@ pub fn kept(config: &Config, context: u64) -> Kept {
     let mut numbers = 0u64;
     for heads in (0..config.num_hidden_layers).map(|layer| config.heads(layer)) {
         for group in heads.chunks(config.num_attention_heads / config.num_key_value_heads) {
-            // Heads of one kv head with the same variant share memory.
+            // Heads of one KV head with the same variant share memory.
             let first = |(h, variant): &(usize, &Variant)| !group[..*h].contains(variant);
             numbers = group.iter().enumerate().filter(first).fold(numbers, |sum, (_, variant)| sum.saturating_add(of_head(variant)));
         }

@@ -291,7 +291,7 @@ impl Spectrum {
     /// Model, text and what was read.
     fn facts(&self) -> Block {
         let model = &self.model;
-        let kv = if model.kv_heads == model.heads { String::new() } else { format!(" over {}", counted(model.kv_heads, "kv head")) };
+        let kv = if model.kv_heads == model.heads { String::new() } else { format!(" over {}", counted(model.kv_heads, "KV head")) };
         let mut facts = vec![
             (
                 "model",

@@ -1,6 +1,6 @@
-//! The choice of kv heads and truncation orders under a loss budget.
+//! The choice of KV heads and truncation orders under a loss budget.
 //!
-//! A cache can be dropped only if all query heads of a kv head are truncated, so a kv head with its query heads is one unit. Coefficients are not part
+//! A cache can be dropped only if all query heads of a KV head are truncated, so a KV head with its query heads is one unit. Coefficients are not part
 //! of the state, so each query head has its own. A truncation whose state is not smaller than the cache is not proposed. Each truncation is
 //! measured separately. They are then combined in the order of loss per byte saved, in groups that double while the budget is met and
 //! halve otherwise.
@@ -123,7 +123,7 @@ pub fn choose(
     Ok((chosen, reached))
 }
 
-/// Adds truncations; if a kv head occurs twice, the truncation that saves more is kept.
+/// Adds truncations; if a KV head occurs twice, the truncation that saves more is kept.
 fn with(chosen: &[PlannedCut], more: &[PlannedCut]) -> Vec<PlannedCut> {
     let mut all = chosen.to_vec();
     for cut in more {

@@ -1,4 +1,4 @@
-//! Bytes between tokens per kv head, with the counter of `termwise plan`.
+//! Bytes between tokens per KV head, with the counter of `termwise plan`.
 
 use crate::plan::count::{Attention, Sizes};
 use termwise_attention::Variant;
@@ -24,17 +24,17 @@ impl Heads {
         Heads { layers, heads, kv_heads, d }
     }
 
-    /// Number of query heads per kv head.
+    /// Number of query heads per KV head.
     pub fn group(&self) -> usize {
         self.heads / self.kv_heads
     }
 
-    /// Bytes of keys and values of one kv head after this many tokens.
+    /// Bytes of keys and values of one KV head after this many tokens.
     pub fn cache(&self, context: u64) -> u64 {
         self.count(&[Variant::default()]).cache_bytes(context)
     }
 
-    /// Bytes of the state of one kv head truncated at order p; `None` if the engine does not support it.
+    /// Bytes of the state of one KV head truncated at order p; `None` if the engine does not support it.
     pub fn state(&self, order: usize, sums: bool) -> Option<u64> {
         let over = if sums { "sum" } else { "length" };
         let variant: Variant = format!("taylor=0..{order} over={over}").parse().ok()?;
@@ -46,7 +46,7 @@ impl Heads {
         self.count(heads).kept_bytes(context)
     }
 
-    /// Query heads of one kv head.
+    /// Query heads of one KV head.
     fn count(&self, heads: &[Variant]) -> Attention {
         Attention::of_layer(heads, Sizes { kv_heads: 1, d: self.d })
     }

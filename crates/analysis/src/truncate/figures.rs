@@ -191,14 +191,14 @@ impl Report {
         if plan.too_large > 0 {
             let all = plan.units * self.kept.len();
             text += &format!(
-                " {} of {all} truncations (kv head and order) need a state that is not smaller than the cache at this context and are not proposed.",
+                " {} of {all} truncations (KV head and order) need a state that is not smaller than the cache at this context and are not proposed.",
                 plan.too_large
             );
         }
         if plan.cuts.is_empty() {
-            return vec![Block::Text(text), Block::badge(Tone::Open, "no truncations", "no kv head can be truncated within this budget")];
+            return vec![Block::Text(text), Block::badge(Tone::Open, "no truncations", "no KV head can be truncated within this budget")];
         }
-        let mut table = Table::new("KV heads to truncate", ["layer", "kv head", "order", "rise alone", "saves"]);
+        let mut table = Table::new("KV heads to truncate", ["layer", "KV head", "order", "rise alone", "saves"]);
         for cut in &plan.cuts {
             let place = [cut.layer, cut.kv_head, cut.order].map(Cell::count);
             table.rows.push(place.into_iter().chain([Cell::Number(cut.increase, 4), Cell::bytes(cut.saved)]).collect());
@@ -220,11 +220,11 @@ impl Report {
 }
 
 impl Plan {
-    /// One sentence: the number of kv heads, the loss on both texts, the bytes saved.
+    /// One sentence: the number of KV heads, the loss on both texts, the bytes saved.
     pub fn summary(&self, uncut: Option<f64>) -> String {
         let rise = |loss: f64, uncut: f64| format!("{loss:.4} ({:+.2} %)", 100.0 * (loss / uncut - 1.0));
         let (cuts, units) = (self.cuts.len(), self.units);
-        let mut text = format!("{cuts} of {units} kv heads; loss on tuning text {}", rise(self.tuning_loss, self.tuning_uncut));
+        let mut text = format!("{cuts} of {units} KV heads; loss on tuning text {}", rise(self.tuning_loss, self.tuning_uncut));
         if let (Some(found), Some(uncut)) = (self.measured.as_ref().and_then(|found| found.loss), uncut) {
             let kept = if self.within_budget == Some(true) { "" } else { ", beyond the budget there" };
             text += &format!(", on other text {}{kept}", rise(found, uncut));

@@ -1,7 +1,7 @@
 //! Truncation of exp to a finite order: loss and memory.
 //!
 //! Two kinds of coefficients at the same order and state ([`Choice`]): Taylor, and fitted to a head's output on calibration text. For each, the loss of the model with every layer truncated; then with one layer at a time; then a
-//! plan per kv head within a budget. Fits, plans and reported losses use different text.
+//! plan per KV head within a budget. Fits, plans and reported losses use different text.
 //!
 //! Results are reported as they are measured, and losses are cached in a journal, so an interrupted run resumes.
 

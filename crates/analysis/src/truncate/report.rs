@@ -131,9 +131,9 @@ pub struct Plan {
     pub tuning_loss: f64,
     /// The truncations.
     pub cuts: Vec<PlannedCut>,
-    /// Total number of kv heads.
+    /// Total number of KV heads.
     pub units: usize,
-    /// Pairs of kv head and order whose state is not smaller than the cache at this context; these are not proposed.
+    /// Pairs of KV head and order whose state is not smaller than the cache at this context; these are not proposed.
     pub too_large: usize,
     /// Bytes between tokens of the original model.
     pub bytes_before: u64,
@@ -145,7 +145,7 @@ pub struct Plan {
     pub within_budget: Option<bool>,
 }
 
-/// All query heads of one kv head truncated at one order.
+/// All query heads of one KV head truncated at one order.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct PlannedCut {
     /// Layer.

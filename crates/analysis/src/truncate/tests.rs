@@ -153,7 +153,7 @@ fn a_plan_meets_its_budget_and_counts_its_bytes() {
             .flat_map(|layer| cut.config.heads(layer).chunks(2).map(|unit| unit.to_vec()).collect::<Vec<_>>())
             .filter(|unit| is_cut(unit))
             .count();
-        assert_eq!(units, plan.cuts.len(), "whole kv heads are truncated");
+        assert_eq!(units, plan.cuts.len(), "whole KV heads are truncated");
     }
     // The state of order 8 has 495 rows of 17 numbers padded to 17, a cache 128 tokens of 20: it is not proposed, and order 2 is.
     let wide = Options { orders: vec![2, 8], context: Some(8), budget: Some(Budget { share: 10.0 }), draw_map: false, ..options() };

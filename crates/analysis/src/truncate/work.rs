@@ -141,7 +141,7 @@ impl Work<'_, '_> {
                 return Ok(None);
             }
             let map = budget::applied(uncut, calibration, sizes, std::slice::from_ref(candidate))?;
-            let now = format!("kv head {} of layer {} at order {}", candidate.kv_head, candidate.layer, candidate.order);
+            let now = format!("KV head {} of layer {} at order {}", candidate.kv_head, candidate.layer, candidate.order);
             let measured = self.measure(&now, &map, &self.texts.tuning)?;
             candidate.increase = measured.loss.map_or(f64::NAN, |loss| loss - uncut_loss);
         }

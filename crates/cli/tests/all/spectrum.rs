@@ -54,7 +54,7 @@ fn a_model_is_measured_printed_and_drawn() {
     let out = folder.display().to_string();
     termwise(&[&arguments[..], &["--out", &out, "--details"]].concat()).assert().success().stdout(
         contains("Term spectrum of tiny")
-            .and(contains("2 layers, 4 heads over 2 kv heads of dimension 4"))
+            .and(contains("2 layers, 4 heads over 2 KV heads of dimension 4"))
             .and(contains("80 of 256 rows, drawn with seed 1"))
             .and(contains("Dominant orders"))
             .and(contains("Order for an error of 1 %")),

@@ -31,39 +31,39 @@ impl Documented for Audit {
         ];
         let checks = self.checks.iter().map(|check| {
             let (tone, label) = match check.passed {
-                Some(true) => (Tone::Good, "holds"),
-                Some(false) => (Tone::Bad, "fails"),
-                None => (Tone::Open, "to know"),
+                Some(true) => (Tone::Good, "passed"),
+                Some(false) => (Tone::Bad, "failed"),
+                None => (Tone::Open, "not decided"),
             };
             Block::badge(tone, label, format!("{}: {}", check.name, check.found))
         });
-        let mut rules = Table::new("When a check holds", ["check", "rule"]);
+        let mut rules = Table::new("Rules of the checks", ["check", "rule"]);
         rules.rows.extend(self.checks.iter().map(|check| vec![Cell::text(&check.name), Cell::text(&check.rule)]));
         let rules = Block::Details { summary: "Rules".into(), blocks: vec![Block::table("rules", rules)] };
         let mut sections = vec![Section::new("Checks", checks.chain([rules]).collect())];
         if !self.parts.is_empty() {
-            sections.push(Section::new("What each part is worth", vec![self.part_table()]));
+            sections.push(Section::new("Effect of each part", vec![self.part_table()]));
         }
         if !self.shares.is_empty() {
-            sections.push(Section::new("What each part gives to the heads' outputs", self.share_blocks()));
+            sections.push(Section::new("Contribution of each part to the outputs", self.share_blocks()));
         }
         if let Some(found) = &self.generation {
             let mut table = Table::new("Greedy continuations", ["", ""]);
             for (name, value) in [
                 ("prompts", Cell::count(found.prompts)),
-                ("tokens of each", Cell::count(found.prompt)),
-                ("tokens written", Cell::count(found.tokens)),
-                ("tokens until the two part", Cell::Number(found.agree, 1)),
-                ("same token after the original's own text", Cell::text(format!("{:.1} %", 100.0 * found.same))),
-                ("the original's loss on its own, nats per token", Cell::Number(found.own, 4)),
-                ("its loss on the converted model's", Cell::Number(found.converted, 4)),
+                ("tokens per prompt", Cell::count(found.prompt)),
+                ("generated tokens", Cell::count(found.tokens)),
+                ("tokens before the first difference", Cell::Number(found.agree, 1)),
+                ("same token after the text of the original", Cell::text(format!("{:.1} %", 100.0 * found.same))),
+                ("loss of the original on its own text, nats per token", Cell::Number(found.own, 4)),
+                ("loss of the original on the text of the converted model", Cell::Number(found.converted, 4)),
             ] {
                 table.rows.push(vec![Cell::text(name), value]);
             }
-            sections.push(Section::new("What it writes", vec![Block::table("generation", table)]));
+            sections.push(Section::new("Generated text", vec![Block::table("generation", table)]));
         }
         if !self.recall.is_empty() {
-            let title = "Facts found by generation; the converted model is asked where the original finds them";
+            let title = "Facts recalled in generated answers; the converted model is tested on facts that the original recalls";
             let columns = ["task", "distance", "reach", "asked", "original", "converted"];
             let mut table = Table::new(title, columns);
             for found in &self.recall {
@@ -79,14 +79,14 @@ impl Documented for Audit {
             sections.push(Section::new("Recall", vec![Block::table("recall", table)]));
         }
         let name = self.model.trim_end_matches('/').rsplit('/').next().unwrap_or_default();
-        Document { title: format!("{name}: an audit"), lead: vec![Block::Facts(facts)], sections }
+        Document { title: format!("Audit of {name}"), lead: vec![Block::Facts(facts)], sections }
     }
 }
 
 impl Audit {
     fn part_table(&self) -> Block {
         let columns = ["without", "heads", "loss", "KL to the original", "KL to the model"];
-        let mut table = Table::new("With a part switched off, nats per token", columns);
+        let mut table = Table::new("Without one part, nats per token", columns);
         for part in &self.parts {
             table.rows.push(vec![
                 Cell::text(&part.name),
@@ -118,10 +118,10 @@ impl Audit {
             })
         };
         let panels =
-            [map("First keys", |share| share.sinks), map("Window", |share| share.window), map("Chosen keys", |share| share.chosen)];
+            [map("First keys", |share| share.sinks), map("Window", |share| share.window), map("Heavy hitters", |share| share.chosen)];
         let description = "Share of the sum of the norms of the parts of each head's output, under one denominator.".into();
         let figure = Figure { title: "Shares of outputs".into(), description, panels: panels.into_iter().flatten().collect() };
-        let mut table = Table::new("Shares of each head's output", ["layer", "head", "first keys", "window", "chosen"]);
+        let mut table = Table::new("Shares of each head's output", ["layer", "head", "first keys", "window", "heavy hitters"]);
         for share in &self.shares {
             let cell = |value: Option<f64>| Cell::maybe(value, |value| Cell::Number(value, 3));
             let places = [Cell::count(share.layer), Cell::count(share.head)];

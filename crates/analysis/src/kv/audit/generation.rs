@@ -10,12 +10,12 @@ use super::Check;
 use crate::kv::Error;
 use crate::kv::meter::Reference;
 
-const NAME: &str = "what it writes";
+const NAME: &str = "generated text";
 const RULE: &str =
     "the original's loss on the converted model's text exceeds that on its own by at most 1 nat per token and twice the KL on given text";
 /// Prompts at most.
 const PROMPTS: usize = 4;
-/// The original may find the converted model's text less likely than its own by so much, nats per token, besides twice the KL on given text.
+/// Largest rise of the original's loss on text of the converted model over its own text, nats per token, in addition to twice the KL on given text.
 const ALLOWED: f64 = 1.0;
 
 /// What two models write.
@@ -31,7 +31,7 @@ pub struct Generation {
     pub agree: f64,
     /// Share of tokens at which both would write the same after the original's own text.
     pub same: f64,
-    /// The original's loss on what it writes itself, nats per token.
+    /// Loss of the original on its own generated text, nats per token.
     pub own: f64,
     /// Its loss on what the converted model writes.
     pub converted: f64,
@@ -118,5 +118,5 @@ pub fn check(found: &Generation, kl: f64) -> Check {
 
 /// Where the model could not be run.
 pub fn refused(error: &termwise_model::Error) -> Check {
-    Check::new(NAME, RULE, format!("it writes nothing: {error}"), Some(false))
+    Check::new(NAME, RULE, format!("generation failed: {error}"), Some(false))
 }

@@ -75,7 +75,7 @@ fn of_layer(seen: &ObservedAttention, scratch: &Scratch) -> Result<Vec<Share>, E
     let (shape, heads) = (seen.shape, seen.attention.heads());
     let (time, e, group) = (shape.time, shape.e, shape.group());
     let layered = Layered { seen, scratch };
-    // The heads of a kv head have one memory; where they do not, the first says which keys are in the window.
+    // The heads of a KV head have one memory; where they do not, the first says which keys are in the window.
     let distance = |g: usize| heads[g * group].distance();
     let sinks = |s: usize, g: usize| s < distance(g).sinks;
     let y_sinks = layered.run(&sinks)?;
@@ -136,16 +136,16 @@ pub fn measure(model: &Model, ids: &[u32]) -> Result<Vec<Share>, Error> {
 pub fn checks(shares: &[Share]) -> Vec<Check> {
     let of = |part: usize| shares.iter().filter_map(move |share| [share.sinks, share.window, share.chosen][part]);
     let mut checks = Vec::new();
-    for (part, name) in ["sinks", "windows", "chosen keys"].into_iter().enumerate() {
+    for (part, name) in ["sinks", "windows", "heavy hitters"].into_iter().enumerate() {
         let own: Vec<f64> = of(part).collect();
         if own.is_empty() {
             continue;
         }
         let idle = own.iter().filter(|share| **share < IDLE).count();
         let mean = own.iter().sum::<f64>() / own.len() as f64;
-        let found = format!("{:.1} % of the outputs of {} heads on average; idle in {idle}", 100.0 * mean, own.len());
-        let rule = "no more than half of the heads that have them take less than 0.1 % of their output from them";
-        checks.push(Check::new(&format!("{name} have a share"), rule, found, Some(2 * idle <= own.len())));
+        let found = format!("{:.1} % of the outputs of {} heads on average; below 0.1 % in {idle}", 100.0 * mean, own.len());
+        let rule = "at least half of the heads that have them take 0.1 % or more of their output from them";
+        checks.push(Check::new(&format!("contribution of {name}"), rule, found, Some(2 * idle <= own.len())));
     }
     checks
 }

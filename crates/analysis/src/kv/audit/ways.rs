@@ -23,7 +23,7 @@ const LONG: usize = 1024;
 /// Lengths of the parts of a prompt.
 const LENGTHS: [usize; 3] = [16, 64, 144];
 
-const RULE: &str = "logits differ by less than 2e-3 of the largest; where keys are codes, which rounding can turn into the next ones, at nine of ten positions by less than 2e-2, or than leaving the codes out changes";
+const RULE: &str = "logits differ by less than 2e-3 of the largest; with quantized keys, at nine of ten positions by less than 2e-2 or by less than the effect of quantization";
 
 /// The largest difference of two rows of logits, relative to the largest of the first.
 fn difference(expected: &[f32], found: &[f32]) -> f64 {
@@ -98,7 +98,7 @@ pub fn formula(model: &Model, ids: &[u32], limit: Limit) -> Result<Check, Error>
     let fused = logits(model, ids, AttentionEngine::Fused)?;
     let (worst, same) = limit.judge(differences(&plain, &fused, model.config.vocab_size));
     let found = format!("logits of {} positions differ by at most {worst:.1e} of the largest", ids.len());
-    Ok(Check::new("a text at once follows the formula", RULE, found, Some(same)))
+    Ok(Check::new("full-sequence evaluation matches the reference formula", RULE, found, Some(same)))
 }
 
 /// The differences of prompts in parts and of tokens, the bytes that are kept, whether that stays so.
@@ -159,13 +159,13 @@ pub fn tokens(
     let name = "token by token";
     let found = match step(model, ids, expected, between) {
         Ok(found) => found,
-        Err(Error::Model(error)) => return Ok((vec![Check::new(name, RULE, format!("the engine gives up: {error}"), Some(false))], None)),
+        Err(Error::Model(error)) => return Ok((vec![Check::new(name, RULE, format!("the engine failed: {error}"), Some(false))], None)),
         Err(error) => return Err(error),
     };
     let agreement = |name: &str, differences: &[Vec<f64>]| {
         let judged: Vec<(f64, bool)> = differences.iter().map(|differences| limit.judge(differences.clone())).collect();
         let words: Vec<String> = judged.iter().map(|(worst, _)| format!("{worst:.1e}")).collect();
-        let found = format!("logits differ from those of the text at once by at most {} of the largest", words.join(", "));
+        let found = format!("logits differ from full-sequence evaluation by at most {} of the largest", words.join(", "));
         Check::new(name, RULE, found, Some(judged.iter().all(|(_, same)| *same)))
     };
     let Stepped { prompts, tokens, bytes, grown, endless } = found;
@@ -173,13 +173,13 @@ pub fn tokens(
     let full = full_bytes(model)?;
     let constant = endless && (grown == 0 || (bytes + grown) as u64 <= full);
     let text = match (constant, grown) {
-        (true, 0) => format!("{bytes} bytes, which do not grow"),
+        (true, 0) => format!("{bytes} bytes, constant"),
         (true, _) => format!("{} bytes, and at most {full} once all windows are full", bytes + grown),
         _ => format!("{bytes} bytes, and {grown} more in the last quarter of the text"),
     };
-    let rule = "no byte more after three quarters of the text, or not more than full windows take; and no end of the context";
+    let rule = "no growth after three quarters of the text, or at most the bytes of full windows; and no limit of the context";
     let checks = vec![
-        agreement(&format!("a prompt in parts of {LENGTHS:?}"), &prompts),
+        agreement(&format!("prefill in chunks of {LENGTHS:?}"), &prompts),
         agreement(name, &[tokens]),
         Check::new("memory is constant", rule, text, Some(constant)),
     ];

@@ -1,4 +1,4 @@
-//! The best combination against the best single idea at each budget, and the bytes that a method saves at equal loss.
+//! The best combination against the best single method at each budget, and the bytes that a method saves at equal loss.
 //!
 //! Who is best is chosen for each context by the mean over all other contexts, so that no context is compared by a choice that saw it. Bytes at equal loss:
 //! the rival's curve of mean rise against log bytes, made to fall, is interpolated; its interval is that of 1,000 draws of contexts, the same for both sides, in
@@ -12,12 +12,12 @@ use super::{Frontier, METHODS, Method, Verdict, interval, mean_and_error};
 /// Draws of contexts for an interval.
 const DRAWS: usize = 1000;
 /// What stands for the best of its side.
-const SINGLE: &str = "best single idea";
+const SINGLE: &str = "best single method";
 const COMBINED: &str = "best combination";
-/// Which are compared by their bytes: who saves, and against whom.
+/// Pairs of methods that are compared by their bytes.
 const SAVINGS: [(&str, &str); 3] = [(COMBINED, SINGLE), (COMBINED, "window"), ("window by head", "window")];
 
-/// The best combination against the best single idea at one budget.
+/// The best combination against the best single method at one budget.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Best {
     /// The budget.

@@ -32,38 +32,41 @@ impl Documented for Frontier {
             .iter()
             .zip(&self.original)
             .map(|((name, contexts, calibrated), loss)| {
-                let seen = if *calibrated { "other parts of it were fitted to" } else { "never fitted to" };
+                let seen = if *calibrated { "calibrated on other parts of it" } else { "not used for calibration" };
                 format!("{name}: up to {contexts} contexts, {seen}; loss of the original {loss:.4}")
             })
             .collect();
         let facts = vec![
             ("model".to_owned(), self.model.clone()),
-            ("contexts".to_owned(), format!("{} tokens; fitted to {} tokens", self.length, thousands(self.calibration_tokens as u64))),
+            ("contexts".to_owned(), format!("{} tokens; calibrated on {} tokens", self.length, thousands(self.calibration_tokens as u64))),
             (
                 "budgets".to_owned(),
-                format!("keys and values in float32 for each of {} kv heads, {} bytes each; bytes are those of the buffers", self.kv_heads, self.key_bytes),
+                format!("16-bit key/value pairs per KV head ({} KV heads, {} bytes per pair); bytes are those of the buffers", self.kv_heads, self.key_bytes),
             ),
             (
                 "rule".to_owned(),
-                "better or worse if the 95 % interval of the mean over contexts of the paired difference of losses lies on one side of zero; at least three contexts".to_owned(),
+                "better or worse if the 95 % interval of the mean paired difference of losses over contexts excludes zero; at least three contexts".to_owned(),
             ),
         ];
         let mut lead = vec![Block::Facts(facts), Block::List(texts)];
         if !self.finished {
-            lead.push(Block::badge(Tone::Open, "unfinished", "what is here is measured; the same command goes on from there"));
+            lead.push(Block::badge(Tone::Open, "unfinished", "the same command resumes"));
         }
-        let mut sections = vec![Section::new("Verdicts", self.verdict_blocks()), Section::new("The best of each side", self.best_blocks())];
+        let mut sections = vec![
+            Section::new("Verdicts", self.verdict_blocks()),
+            Section::new("Best combination against best single method", self.best_blocks()),
+        ];
         for (text, ..) in &self.texts {
             sections.push(Section::new(format!("Loss and KL on {text}"), self.text_blocks(text)));
         }
         let name = self.model.trim_end_matches('/').rsplit('/').next().unwrap_or_default();
-        Document { title: format!("{name}: what constant memory costs"), lead, sections }
+        Document { title: format!("Fixed-size KV memory of {name}: loss against bytes"), lead, sections }
     }
 }
 
 impl Frontier {
     fn verdict_blocks(&self) -> Vec<Block> {
-        let columns = ["said to be better", "than", "keys", "contexts", "difference of losses", "95 % interval", "verdict"];
+        let columns = ["method", "against", "keys", "contexts", "difference of losses", "95 % interval", "verdict"];
         let mut table = Table::new("Difference of losses in nats per token, over contexts of all texts; negative is better", columns);
         for found in &self.comparisons {
             table.rows.push(vec![
@@ -79,14 +82,14 @@ impl Frontier {
         vec![Block::table("verdicts", table)]
     }
 
-    /// The best combination against the best single idea, and bytes at equal loss.
+    /// The best combination against the best single method, and bytes at equal loss.
     fn best_blocks(&self) -> Vec<Block> {
         let names = |list: &[(String, usize)]| {
             let words: Vec<String> = list.iter().map(|(name, count)| format!("{name} ({count})")).collect();
             words.join(", ")
         };
-        let columns = ["keys", "contexts", "best combination", "best single idea", "difference of losses", "95 % interval", "verdict"];
-        let title = "The best combination against the best single idea, each chosen for a context by the mean over all others (for how many contexts)";
+        let columns = ["keys", "contexts", "best combination", "best single method", "difference of losses", "95 % interval", "verdict"];
+        let title = "The best combination against the best single method, each selected for a context by the mean over all other contexts (number of contexts)";
         let mut best = Table::new(title, columns);
         for found in &self.best {
             best.rows.push(vec![
@@ -99,7 +102,7 @@ impl Frontier {
                 Cell::text(found.verdict.word()),
             ]);
         }
-        let title = "Bytes saved at equal loss: the other's curve interpolated in log bytes; intervals over 1,000 draws of contexts, in which the best are chosen anew on the same contexts";
+        let title = "Bytes saved at equal loss, interpolated in log bytes; bootstrap intervals over 1,000 draws of contexts, with the best methods selected again in each draw";
         let mut savings = Table::new(title, ["method", "against", "keys", "bytes saved", "95 % interval"]);
         let percent = |share: f64| format!("{:.1} %", 100.0 * share);
         for found in &self.savings {
@@ -116,14 +119,14 @@ impl Frontier {
                 Cell::maybe(found.interval, |(low, high)| Cell::text(format!("{} … {}", percent(low), percent(high)))),
             ]);
         }
-        let mut kinds = Table::new("What uniform methods keep", ["method", "keys", "each kv head"]);
+        let mut kinds = Table::new("Memory of uniform methods", ["method", "keys", "per KV head"]);
         kinds.rows.extend(self.kinds.iter().map(|(method, keys, kind)| vec![Cell::text(method), Cell::count(*keys), Cell::text(kind)]));
         let mut blocks = vec![Block::table("best", best), Block::table("savings", savings)];
         if !self.too_small.is_empty() {
             let words: Vec<String> = self.too_small.iter().map(|(method, keys)| format!("{method} at {keys} keys")).collect();
             blocks.push(Block::List(vec![format!("does not fit: {}", words.join(", "))]));
         }
-        blocks.push(Block::Details { summary: "What uniform methods keep".into(), blocks: vec![Block::table("kinds", kinds)] });
+        blocks.push(Block::Details { summary: "Memory of uniform methods".into(), blocks: vec![Block::table("kinds", kinds)] });
         blocks
     }
 
@@ -178,13 +181,13 @@ impl Frontier {
         };
         let chart = Chart {
             title: "Rise of the loss against bytes".into(),
-            x: Axis::new("kept between tokens", Scale::Log, Unit::Bytes),
+            x: Axis::new("bytes per sequence", Scale::Log, Unit::Bytes),
             y: Axis::new("nats per token", Scale::Linear, Unit::Number),
             layers: methods.iter().map(line).collect(),
         };
         let panels: Vec<Panel> = vec![chart.into()];
-        let description = "Rise of the loss against the bytes of the memory, one line for each method.".into();
-        let figure = Figure { title: format!("What constant memory costs on {text}"), description, panels };
+        let description = "Rise of the loss against the bytes of the memory, one line per method.".into();
+        let figure = Figure { title: format!("Loss with fixed-size KV memory on {text}"), description, panels };
         let anchor: String = text.chars().map(|c| if c.is_ascii_alphanumeric() { c.to_ascii_lowercase() } else { '-' }).collect();
         let details = Block::Details { summary: "By position".into(), blocks: vec![Block::table(format!("positions-{anchor}"), buckets)] };
         vec![

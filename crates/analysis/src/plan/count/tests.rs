@@ -140,7 +140,7 @@ fn memory_matches_actual_states() {
         assert!(!planned.has_state() || state.is_constant());
     }
     let d = 16;
-    // Two heads of a kv head with different orders.
+    // Two heads of a KV head with different orders.
     let heads = [variant("taylor=0..2"), variant("taylor=0..1"), variant("taylor=0..2"), variant("softmax")];
     let planned = Attention::of_layer(&heads, Sizes { kv_heads: 2, d });
     assert_eq!(planned.state, (153 + 17 + 153) * 17);
