@@ -133,6 +133,13 @@ def test_rise_of_the_loss_with_fixed_size_memory(page, header, file, count):
         assert cells == expected[METHODS[label]], label
 
 
+def test_losses_on_novels():
+    """Means, deviations and bytes of state are those of the generated table."""
+    table = rows("docs/results-text.md", "| attention | held-out loss | state | learning rate")
+    generated = rows("docs/results/text/results.md", "| variant | attention | loss | state")
+    assert {name: [cells[1], cells[2], cells[4]] for name, cells in generated.items()} == table
+
+
 def test_verdict_counts():
     """The counts of the generated pages, which another test compares with the result files."""
     for page, generated in [("docs/results-laptop.md", "laptop"), ("docs/results-write-rules.md", "second-half")]:
