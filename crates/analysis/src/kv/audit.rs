@@ -249,12 +249,12 @@ pub fn audit(
             (false, _) if reached == 0 => {
                 format!("windows contain all of these {} tokens: {name} can only be checked on longer text", audit.length)
             }
-            (false, _) => format!("{} heads have {name}, and predictions do not change without them", part.heads),
+            (false, _) => format!("{} heads have {name}, and removing it from the model does not change predictions", part.heads),
             (true, false) => format!("without {name} the KL to the original falls from {:.5} to {:.5}", audit.kl, part.kl),
-            (true, true) => format!("without {name} the KL to the original rises from {:.5} to {:.5}", audit.kl, part.kl),
+            (true, true) => format!("without {name} the KL to the original changes from {:.5} to {:.5}", audit.kl, part.kl),
         };
         let rule = match *name {
-            "quantization" => "predictions change without them",
+            "quantization" => "predictions change without it",
             _ => "predictions change without them, and the KL to the original rises",
         };
         audit.checks.push(Check::new(

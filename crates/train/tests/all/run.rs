@@ -44,7 +44,7 @@ fn bf16_trains_like_f32() {
         assert_ne!(f32, bf16, "{attention}: bf16 rounds, so equal digits mean that one precision was run twice");
         assert!((f32_held_out - bf16_held_out).abs() < 0.02 * f32_held_out, "{attention}: {f32_held_out} {bf16_held_out}");
         for (index, (a, b)) in f32.iter().zip(&bf16).enumerate() {
-            // Training with the delta rule amplifies any rounding: a relative change of 1e-6 in the weights changes later losses by up to 7 %.
+            // Training with the delta rule amplifies rounding. On AVX2 the last loss differs by 5 %.
             let bound = if attention == "gated_deltanet" && index > 0 { 0.08 } else { 0.03 };
             assert!((a - b).abs() < bound * a, "{attention}: {f32:?} {bf16:?}");
         }
