@@ -14,7 +14,6 @@ use termwise_train::log::tell;
 
 use crate::args::Cli;
 use crate::error::{Exit, Failure};
-use crate::host::Found;
 use crate::progress::{Bar, stop_on_interrupt};
 use crate::ranks::Ranks;
 
@@ -35,22 +34,30 @@ pub enum Color {
     Never,
 }
 
-/// Where a result is printed or written.
-#[derive(Clone, Debug, Default, Args)]
+/// How a result is printed.
+#[derive(Clone, Copy, Debug, Default, Args)]
 #[command(next_help_heading = "Output")]
-pub struct Output {
+pub struct Print {
     /// Print JSON, which `termwise report` renders
     #[arg(long)]
     pub json: bool,
-    /// Write an HTML report, JSON, figures and tables into this folder
-    #[arg(long, value_name = "DIR")]
-    pub out: Option<PathBuf>,
     /// Suppress progress and warnings
     #[arg(long, short)]
     pub quiet: bool,
     /// Also print sections that are collapsed in the HTML report
     #[arg(long)]
     pub details: bool,
+}
+
+/// Where a result is printed or written.
+#[derive(Clone, Debug, Args)]
+#[command(next_help_heading = "Output")]
+pub struct Output {
+    /// Write an HTML report, JSON, figures and tables into this folder
+    #[arg(long, value_name = "DIR")]
+    pub out: Option<PathBuf>,
+    #[command(flatten)]
+    pub print: Print,
 }
 
 /// What a command works with.
@@ -65,9 +72,6 @@ pub struct Context<'a> {
     pub words: Vec<OsString>,
     /// The processes that share the work of this command.
     pub ranks: Ranks,
-    /// Whether a result is kept for a caller instead of printed, and the result.
-    pub keeps: bool,
-    pub found: Option<Found>,
     terminal: Terminal,
     again: Option<Vec<OsString>>,
 }
@@ -90,8 +94,6 @@ impl<'a> Context<'a> {
             words: args.to_vec(),
             provenance: crate::build::here(args),
             ranks: Ranks::alone(),
-            keeps: false,
-            found: None,
             terminal,
             again,
         }
@@ -135,7 +137,7 @@ impl<'a> Context<'a> {
         work: impl FnOnce(&Monitor) -> Result<T, E> + Send,
     ) -> Result<(T, bool), Failure> {
         let stop = stopping.map(stop_on_interrupt).unwrap_or_default();
-        let bar = Bar::new(quiet);
+        let bar = Bar::new(quiet || self.is_silent());
         let (progress, message) = (|done, of, what: &str| bar.at(done, of, what), |text: &str| bar.tell(text));
         let monitor = Monitor { stop: &stop, progress: &progress, message: &message };
         let found = self.pool()?.install(|| work(&monitor)).map_err(Into::into)?;
@@ -150,24 +152,19 @@ impl<'a> Context<'a> {
         }
         // Files first: whoever closes the pipe has not said that they are unwanted.
         let page = output.out.as_deref().map(|folder| write(result, folder, Some(&self.provenance))).transpose()?;
-        self.print(result, output.json, output.details)?;
-        if let Some(page) = page.filter(|_| !output.quiet) {
+        self.print(result, output.print)?;
+        if let Some(page) = page.filter(|_| !output.print.quiet) {
             tell(&format!("written: {}", page.display()));
         }
         Ok(())
     }
 
     /// Prints a result as JSON or as a document.
-    pub fn print<T: Documented>(&mut self, result: &T, json: bool, details: bool) -> Result<(), Failure> {
-        match json {
+    pub fn print<T: Documented>(&mut self, result: &T, print: Print) -> Result<(), Failure> {
+        match print.json {
             _ if self.is_silent() => Ok(()),
-            _ if self.keeps => {
-                let json = to_json(result, Some(&self.provenance));
-                self.found = Some(Found { kind: T::KIND, json, document: result.document() });
-                Ok(())
-            }
             true => Ok(self.out.write_all(to_json(result, Some(&self.provenance)).as_bytes())?),
-            false if details => self.print_document(&result.document(), true),
+            false if print.details => self.print_document(&result.document(), true),
             false => self.print_brief(&result.summary()),
         }
     }

@@ -1,7 +1,7 @@
 //! `termwise`: softmax attention taken apart, term by term.
 //!
-//! The program as a function, [`run()`]; a single command for another program, [`call()`]. A command is arguments → a call of a library → a result → [`Context::emit`]: the work and the
-//! documents are in the libraries, and everything that has to do with a terminal is here.
+//! [`run()`] is the program as a function. A command is arguments → one library call → one result → [`Context::emit`]. The computation and the
+//! documents are in the libraries; this crate contains the command line and the terminal.
 //!
 //! Exit codes:
 //! - 0: it is done;
@@ -16,13 +16,10 @@ mod build;
 mod commands;
 mod context;
 mod error;
-mod host;
 mod progress;
 mod ranks;
 
 pub use build::here as provenance;
-pub use commands::show::found;
-pub use host::{Failed, Found, Host, Tell, call};
 
 use std::ffi::OsString;
 use std::io::{self, Write};

@@ -13,7 +13,6 @@ use termwise_train::progress::{Event, describe};
 use termwise_train::sweep::Progress;
 
 use crate::error::Exit;
-use crate::host::{Host, host};
 
 /// Signals within this time are one: `timeout` and a terminal that is closed send two, and nobody types so fast.
 const ONE: Duration = Duration::from_millis(500);
@@ -25,9 +24,6 @@ pub fn stop_on_interrupt(doing: &'static str) -> Arc<AtomicBool> {
 
 /// As [`stop_on_interrupt`]; with the second, something else happens. SIGTERM, SIGUSR1 and SIGHUP, which a closed terminal sends, count as Ctrl-C.
 pub fn stop_or(doing: &'static str, second: impl Fn() + Send + 'static) -> Arc<AtomicBool> {
-    if let Some(host) = host() {
-        return host.stop.clone();
-    }
     let stop = Arc::new(AtomicBool::new(false));
     let flag = stop.clone();
     let first = OnceLock::new();
@@ -141,13 +137,12 @@ pub fn stop_with_input(stop: &Arc<AtomicBool>) {
     });
 }
 
-/// Progress on standard error: a line that moves where that is a terminal, and remarks; nothing with `--quiet`. Another program that has called is told instead.
+/// Progress on standard error: a bar on a terminal, otherwise lines for a log; nothing with `--quiet`.
 pub struct Bar {
     line: ProgressBar,
     quiet: bool,
     /// Where there is no line that moves.
     lines: Mutex<Option<Lines>>,
-    host: Option<Arc<Host>>,
 }
 
 /// A part of the work as it is told in a log: a line every [`EVERY`].
@@ -169,21 +164,18 @@ impl Bar {
         let shown = !quiet && io::stderr().is_terminal();
         let target = if shown { ProgressDrawTarget::stderr_with_hz(5) } else { ProgressDrawTarget::hidden() };
         let line = ProgressBar::with_draw_target(None, target).with_style(style("{bar:24} {pos}/{len} {msg}, {eta} left"));
-        Bar { line, quiet, host: host(), lines: Mutex::new(None) }
+        Bar { line, quiet, lines: Mutex::new(None) }
     }
 
     /// So many of so many; `what` they are, or what is being done.
     pub fn at(&self, done: u64, of: u64, what: &str) {
         self.set(done, of, what);
-        if !self.quiet && self.host.is_none() && self.line.is_hidden() {
+        if !self.quiet && self.line.is_hidden() {
             self.log(done, of, what);
         }
     }
 
     fn set(&self, done: u64, of: u64, what: &str) {
-        if let Some(host) = &self.host {
-            (host.tell)(done, of, what);
-        }
         self.line.set_length(of);
         self.line.set_position(done);
         self.line.set_message(what.to_owned());

@@ -233,8 +233,7 @@ struct ReproduceOptions {
 #[pyfunction]
 pub fn run_reproduce(py: Python<'_>, options: &str, callback: Option<&Bound<'_, PyAny>>) -> PyResult<Found> {
     let options: ReproduceOptions = parsed(options)?;
-    let scales = [Scale::Test, Scale::Minute, Scale::Laptop, Scale::Text, Scale::Mini];
-    let scale = scales.into_iter().find(|scale| scale.name() == options.scale);
+    let scale = Scale::named(&options.scale).filter(|scale| !matches!(scale, Scale::Zoology | Scale::Paper));
     let scale = scale.ok_or_else(|| {
         crate::errors::input(format!("a scale is \"minute\", \"laptop\", \"text\" or \"mini\", found {:?}", options.scale))
     })?;

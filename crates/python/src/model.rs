@@ -396,9 +396,8 @@ impl Model {
                 draw_map: options.draw_map,
                 budget,
                 context: options.context,
-                rows: options.queries,
+                queries: options.queries,
                 sequential: options.sequential,
-                windows,
                 journal: None,
                 collective: std::sync::Arc::new(termwise_train::collective::Alone),
             };

@@ -5,6 +5,7 @@ use std::sync::LazyLock;
 
 use pyo3::prelude::*;
 use termwise_base::provenance::Provenance;
+use termwise_experiments::saved::SavedResult;
 use termwise_report::{Block, Document, Documented, Terminal, to_json};
 
 use crate::errors::value;
@@ -24,12 +25,6 @@ pub struct Found {
     document: Document,
 }
 
-impl From<termwise::Found> for Found {
-    fn from(found: termwise::Found) -> Found {
-        Found { kind: found.kind, json: found.json, document: found.document }
-    }
-}
-
 impl Found {
     pub fn of<T: Documented>(result: &T) -> Found {
         Found { kind: T::KIND, json: to_json(result, Some(provenance())), document: result.document().made_by(provenance()) }
@@ -41,7 +36,9 @@ impl Found {
     /// A result from its JSON.
     #[staticmethod]
     fn of_json(text: &str) -> PyResult<Found> {
-        termwise::found(text).map(Found::from).map_err(|problem| crate::errors::input(format!("a result cannot be read: {problem}")))
+        let SavedResult { kind, document, .. } =
+            SavedResult::parse(text).map_err(|problem| crate::errors::input(format!("a result cannot be read: {problem}")))?;
+        Ok(Found { kind, json: text.into(), document })
     }
 
     fn json(&self) -> &str {

@@ -35,8 +35,8 @@ mod tests {
     use super::*;
 
     fn made_by(commit: &str, command: &str) -> Provenance {
-        let build = Build { version: "1.2.3".into(), commit: Some(commit.into()), modified: false };
-        Provenance { build, instructions: "avx2".into(), processor: "some".into(), command: command.into() }
+        let build = Build { commit: Some(commit.into()), ..Build::default() };
+        Provenance { build, command: command.into(), ..Provenance::default() }
     }
 
     #[test]

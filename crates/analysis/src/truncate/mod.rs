@@ -28,7 +28,6 @@ use std::sync::atomic::AtomicBool;
 use termwise_model::Model;
 use termwise_model::config::AttentionMap;
 use termwise_train::collective::Collective;
-use termwise_train::eval::Windows;
 
 pub use budget::Budget;
 pub use choice::{Calibration, Choice};
@@ -48,23 +47,21 @@ use work::Work;
 pub struct Options {
     /// Orders, in any order.
     pub orders: Vec<usize>,
-    /// Kinds of coefficients for the curves.
+    /// Kinds of coefficients.
     pub coefficients: Vec<Choice>,
-    /// Coefficients of the map; default: the best of the curves.
+    /// Coefficients for truncating one layer at a time; default: the best ones.
     pub map: Option<Choice>,
-    /// Whether to measure one layer at a time.
+    /// Truncate one layer at a time.
     pub draw_map: bool,
-    /// The maximum rise of the loss; `None`: no plan.
+    /// Largest relative rise of the loss for the plan; `None`: no plan.
     pub budget: Option<Budget>,
-    /// Context length at which bytes are counted; default: that of the model.
+    /// Context length at which memory is counted; default: that of the model.
     pub context: Option<u64>,
-    /// Sampled queries per head.
-    pub rows: usize,
-    /// Calibrate each layer on the outputs of the truncated layers below it.
+    /// Sampled queries per head for fitting coefficients.
+    pub queries: usize,
+    /// Fit each layer on the output of the truncated layers below it.
     pub sequential: bool,
-    /// Windows.
-    pub windows: Windows,
-    /// Directory of the journal.
+    /// File of finished measurements. A later call resumes from them.
     pub journal: Option<PathBuf>,
     /// The ranks that share the text; each calibrates on its part of it.
     pub collective: Arc<dyn Collective>,
@@ -111,8 +108,8 @@ pub fn run(
     let sizes = Heads::of(&model.config);
     let uncut = model.config.attention.clone();
     let context = options.context.unwrap_or(model.config.max_position_embeddings as u64);
-    let windows = options.windows;
-    let settings = calibrate::Settings { orders: orders.clone(), rows: options.rows, sequential: options.sequential, windows };
+    let windows = texts.windows;
+    let settings = calibrate::Settings { orders: orders.clone(), rows: options.queries, sequential: options.sequential, windows };
     let mut work = Work {
         report: Report {
             batch: windows.batch,

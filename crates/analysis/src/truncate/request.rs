@@ -1,17 +1,15 @@
 //! Entry point: from the names of a model and text to a truncation report, and the truncated model.
 
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 
 use termwise_base::files::create_folder;
 use termwise_data::{Prepare, Source};
 use termwise_model::Model;
-use termwise_train::collective::Collective;
 use termwise_train::eval::Windows;
 use termwise_train::settings::{Layer, Settings};
 use termwise_train::source::{cache_folder, layers_of_model};
 
-use super::{Budget, Choice, Options, Outcome, Report, Texts, check_place, run, save};
+use super::{Choice, Options, Outcome, Report, Texts, check_place, run, save};
 use crate::Error;
 use crate::request::{Monitor, TextOptions, WINDOW};
 
@@ -24,38 +22,20 @@ pub struct Request {
     pub text: TextOptions,
     /// Text for calibration and tuning; empty: the first half of the data.
     pub calibration: Vec<String>,
-    /// Truncation orders.
-    pub orders: Vec<usize>,
-    /// Kinds of coefficients.
-    pub coefficients: Vec<Choice>,
-    /// Coefficients for truncating one layer at a time; default: the best ones.
-    pub map: Option<Choice>,
-    /// Truncate one layer at a time.
-    pub draw_map: bool,
-    /// Largest relative rise of the loss for the plan; `None`: no plan.
-    pub budget: Option<Budget>,
-    /// Context length at which memory is counted; default: that of the model.
-    pub context: Option<u64>,
-    /// Sampled queries per head for fitting coefficients.
-    pub queries: usize,
-    /// Fit each layer on the output of the truncated layers below it.
-    pub sequential: bool,
+    /// Orders, coefficients, plan and ranks. Rank 0 writes files.
+    pub options: Options,
     /// Tokens per window; default: as in training, otherwise 1024 or the context of the model.
     pub length: Option<usize>,
     /// Windows per batch.
     pub batch: usize,
     /// Largest number of batches; 0: all.
     pub batches: u64,
-    /// Directory of finished measurements. A later call resumes from them.
-    pub journal: Option<PathBuf>,
     /// Directory of the truncated model.
     pub save: Option<PathBuf>,
     /// Truncate all layers of the saved model at this order, calibrated, instead of following the plan.
     pub save_order: Option<usize>,
     /// Replace a model in that directory.
     pub overwrite: bool,
-    /// Ranks that share the evaluation. Rank 0 writes files.
-    pub collective: Arc<dyn Collective>,
 }
 
 /// Truncates the exponential series of a model, measures loss and memory, and saves the model if requested. `changed` receives every
@@ -64,7 +44,7 @@ pub struct Request {
 /// # Errors
 /// If the model or a text cannot be used, or the model cannot be saved.
 pub fn measure(request: &Request, monitor: &Monitor, changed: &mut dyn FnMut(&Report)) -> Result<Truncated, Error> {
-    let first = request.collective.rank() == 0;
+    let first = request.options.collective.rank() == 0;
     let folder = &monitor.model_folder(request.model.as_deref())?;
     if let Some(place) = &request.save {
         // Checked first, because measurements take long.
@@ -82,22 +62,11 @@ pub fn measure(request: &Request, monitor: &Monitor, changed: &mut dyn FnMut(&Re
     monitor.warn_beyond_context(length, trained.then_some(settings.length), &model.config);
     let windows = Windows { batch: request.batch, length, stride: length };
     let texts = Texts::split(data.as_ref(), calibration.as_deref(), windows, request.batches)?;
-    if let Some(folder) = request.journal.as_ref().filter(|_| first) {
+    if let Some(folder) = request.options.journal.as_ref().and_then(|file| file.parent()).filter(|_| first) {
         create_folder(folder).map_err(termwise_train::Error::from)?;
     }
-    let options = Options {
-        orders: request.orders.iter().copied().chain(request.save_order).collect(),
-        coefficients: request.coefficients.clone(),
-        map: request.map,
-        draw_map: request.draw_map,
-        budget: request.budget,
-        context: request.context,
-        rows: request.queries,
-        sequential: request.sequential,
-        windows,
-        journal: request.journal.as_ref().map(|folder| folder.join("losses.jsonl")),
-        collective: request.collective.clone(),
-    };
+    let mut options = request.options.clone();
+    options.orders.extend(request.save_order);
     let about = Report {
         model: folder.display().to_string(),
         data: settings.data.clone(),

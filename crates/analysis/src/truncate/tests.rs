@@ -6,7 +6,7 @@ use termwise_attention::{Kernel, Variant};
 use termwise_base::rng::Rng;
 use termwise_data::{Rows, Source};
 use termwise_model::Config;
-use termwise_train::eval::{evaluate, evaluate_with};
+use termwise_train::eval::{Windows, evaluate, evaluate_with};
 
 /// Batches of tokens with some structure.
 #[derive(Debug)]
@@ -65,9 +65,8 @@ fn options() -> Options {
         draw_map: true,
         budget: Some(Budget { share: 0.01 }),
         context: None,
-        rows: 400,
+        queries: 400,
         sequential: false,
-        windows: WINDOWS,
         journal: None,
         collective: std::sync::Arc::new(termwise_train::collective::Alone),
     }

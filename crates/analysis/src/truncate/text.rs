@@ -87,6 +87,8 @@ pub struct Texts<'a> {
     pub evaluation: Split<'a>,
     /// Whether calibration and tuning have separate text, and evaluation all of the data.
     pub separate: bool,
+    /// Windows of all three.
+    pub windows: Windows,
 }
 
 /// More tokens do not improve a fit.
@@ -114,7 +116,7 @@ impl<'a> Texts<'a> {
         let first = (from.batches() / if own { 2 } else { 4 }).clamp(1, enough);
         let second = if own { from.batches() - first } else { (from.batches() / 4).max(1) };
         let evaluation = if own { whole } else { from.part(first + second, u64::MAX) };
-        Ok(Texts { calibration: from.part(0, first), tuning: from.part(first, second), evaluation, separate: own })
+        Ok(Texts { calibration: from.part(0, first), tuning: from.part(first, second), evaluation, separate: own, windows })
     }
 }
 

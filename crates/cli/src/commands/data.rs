@@ -139,7 +139,7 @@ pub fn run(command: &DataCommand, context: &mut Context) -> Result<Exit, Failure
     match command {
         DataCommand::Prepare(args) => {
             let (settings, cache) = (args.data.settings()?, args.data.cache.as_deref());
-            let prepared = args.data.with_progress(args.output.quiet, |how| batches::prepare(&settings, cache, how))?;
+            let prepared = args.data.with_progress(args.output.print.quiet, |how| batches::prepare(&settings, cache, how))?;
             context.emit(&prepared, &args.output)
         }
         DataCommand::Show(args) => show(args, context),

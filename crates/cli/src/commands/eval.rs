@@ -1,14 +1,12 @@
 //! `termwise eval`.
 
-use std::path::PathBuf;
-
 use clap::Args;
 use termwise_analysis::evaluate::{self, Request, SliceOptions};
 use termwise_analysis::request::TextOptions;
 use termwise_attention::{Mode, Variant};
 use termwise_model::Precision;
 
-use super::settings::DataSettings;
+use super::settings::ModelArgs;
 use crate::context::{Context, Output};
 use crate::error::{Exit, Failure};
 
@@ -29,9 +27,8 @@ Examples:
 
 With a stride below the length, windows overlap: each predicts STRIDE tokens, with up to LENGTH − STRIDE tokens of context before them.")]
 pub struct EvalArgs {
-    /// Model folder, run, checkpoint or hf://OWNER/NAME[@REVISION] [default: the newest run in runs/]
-    #[arg(value_name = "MODEL")]
-    pub model: Option<String>,
+    #[command(flatten)]
+    pub input: ModelArgs,
     /// Tokens per window [default: as in training, otherwise 1024 or the context of the model]
     #[arg(long, value_name = "N", value_parser = super::size(1 << 20))]
     pub length: Option<usize>,
@@ -47,9 +44,6 @@ pub struct EvalArgs {
     /// Use only the held-out part of --data
     #[arg(long)]
     pub held_out_only: bool,
-    /// Folder for tokenized text [default: termwise in the user's cache]
-    #[arg(long, value_name = "DIR")]
-    pub cache: Option<PathBuf>,
     /// Truncate every exp kernel at this order
     #[arg(long, value_name = "P", value_parser = crate::args::order())]
     pub order: Option<usize>,
@@ -72,16 +66,14 @@ pub struct EvalArgs {
     #[arg(long, default_value = "f32", value_name = "TYPE")]
     pub precision: Precision,
     #[command(flatten)]
-    pub data: DataSettings,
-    #[command(flatten)]
     pub output: Output,
 }
 
 pub fn run(args: &EvalArgs, context: &mut Context) -> Result<Exit, Failure> {
     context.join()?;
     let request = Request {
-        model: args.model.clone(),
-        text: TextOptions { held_out_only: args.held_out_only, ..args.data.text(args.cache.as_deref()) },
+        model: args.input.model.clone(),
+        text: TextOptions { held_out_only: args.held_out_only, ..args.input.text() },
         length: args.length,
         stride: args.stride,
         batch: args.batch,
@@ -93,7 +85,6 @@ pub fn run(args: &EvalArgs, context: &mut Context) -> Result<Exit, Failure> {
         collective: context.ranks.collective.clone(),
         slices: args.slices.then(|| SliceOptions::new(args.ngram.into()).train_data(args.train_data.clone())),
     };
-    let quiet = args.output.quiet || context.is_silent();
-    let (found, _) = context.compute(quiet, None, |monitor| evaluate::run(&request, monitor))?;
+    let (found, _) = context.compute(args.output.print.quiet, None, |monitor| evaluate::run(&request, monitor))?;
     context.emit(&found, &args.output).map(Exit::done)
 }

@@ -1,6 +1,6 @@
 //! `termwise export`.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::{Args, Subcommand};
 use termwise_analysis::export;
@@ -11,26 +11,29 @@ use termwise_train::log::tell;
 use crate::context::Context;
 use crate::error::{Exit, Failure};
 
+/// File without --out.
+const USUAL: &str = "attention.py";
+
 /// Export a variant as a PyTorch module
 #[derive(Debug, Subcommand)]
 pub enum ExportCommand {
     Torch(TorchArgs),
 }
 
-/// Write one Python file with a plain PyTorch module that computes a variant
+/// Write one Python file with a PyTorch module that computes a variant
 ///
-/// The module has the projections and parameters that the variant needs, under the names of checkpoints, and three forms: parallel, in chunks,
-/// and token by token. Reference values are inside: run as a program, the file compares itself with them.
+/// The module has the projections and parameters of the variant, named as in checkpoints, and three forms: parallel, chunked and token by
+/// token. The file contains reference values. Run as a program, it compares its output with them.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
   termwise export torch \"taylor=0..2 norm=rms out\" --out attention.py && python attention.py
-  termwise export torch gated_deltanet | less")]
+  termwise export torch gated_deltanet --out - | less")]
 pub struct TorchArgs {
-    /// Preset or expression
-    #[arg(value_name = "NAME_OR_EXPRESSION")]
+    /// Preset or variant string
+    #[arg(value_name = "VARIANT")]
     pub variant: Variant,
-    /// File to write [default: standard output]
+    /// File to write, or - for standard output [default: attention.py, which must not exist]
     #[arg(long, value_name = "FILE")]
     pub out: Option<PathBuf>,
 }
@@ -38,12 +41,15 @@ pub struct TorchArgs {
 pub fn run(command: &ExportCommand, context: &mut Context) -> Result<Exit, Failure> {
     let ExportCommand::Torch(args) = command;
     let source = export::torch(&args.variant, &format!("termwise {}", crate::build::version()))?;
-    match &args.out {
-        None => context.out.write_all(source.as_bytes())?,
-        Some(file) => {
-            files::write_whole(file, source.as_bytes())?;
-            tell(&format!("written: {}", file.display()));
+    let file = match &args.out {
+        Some(file) if file == Path::new("-") => {
+            return Ok(context.out.write_all(source.as_bytes()).map(Exit::done)?);
         }
-    }
+        Some(file) => file,
+        None if Path::new(USUAL).exists() => return Err(Failure::usage(format!("{USUAL} exists; name a file with --out"))),
+        None => Path::new(USUAL),
+    };
+    files::write_whole(file, source.as_bytes())?;
+    tell(&format!("written: {0}; test it with: python {0}", file.display()));
     Ok(Exit::Success)
 }

@@ -11,8 +11,8 @@ use termwise_base::files::write_whole;
 use termwise_report::to_json;
 use termwise_train::log::tell;
 
-use super::settings::DataSettings;
-use crate::context::{Context, Output};
+use super::settings::{DataSettings, ModelArgs};
+use crate::context::{Context, Output, Print};
 use crate::error::{Exit, Failure};
 
 /// Replace a KV cache with fixed-size memory, and audit it
@@ -51,15 +51,12 @@ pub struct TextArgs {
     /// Tokens per calibration context [default: 2048 or the context of the model]
     #[arg(long, hide_short_help = true, value_name = "N", value_parser = super::size(1 << 20))]
     pub calibration_length: Option<usize>,
-    /// Folder for tokenized text [default: termwise in the user's cache]
-    #[arg(long, hide_short_help = true, value_name = "DIR")]
-    pub cache: Option<PathBuf>,
 }
 
 impl TextArgs {
-    fn split(&self, data: &DataSettings) -> TextSplit {
+    fn split(&self, input: &ModelArgs) -> TextSplit {
         TextSplit {
-            text: data.text(self.cache.as_deref()),
+            text: input.text(),
             calibration: self.calibration.clone(),
             length: self.length,
             calibration_contexts: self.calibration_contexts,
@@ -85,9 +82,8 @@ Examples:
 
 The same command resumes after Ctrl-C. Calibration and allocation use the first half of the text; losses are measured on the second.")]
 pub struct ConvertArgs {
-    /// Model folder, run, checkpoint or hf://OWNER/NAME[@REVISION] [default: the newest run in runs/]
-    #[arg(value_name = "MODEL")]
-    pub model: Option<String>,
+    #[command(flatten)]
+    pub input: ModelArgs,
     /// Budget in bytes per sequence, as in 8MB
     #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
     pub bytes: Option<u64>,
@@ -112,16 +108,7 @@ pub struct ConvertArgs {
     #[command(flatten)]
     pub texts: TextArgs,
     #[command(flatten)]
-    pub data: DataSettings,
-    /// Print JSON, which `termwise report` renders
-    #[arg(long)]
-    pub json: bool,
-    /// Suppress progress and warnings
-    #[arg(long, short)]
-    pub quiet: bool,
-    /// Also print sections that are collapsed in the HTML report
-    #[arg(long)]
-    pub details: bool,
+    pub print: Print,
 }
 
 impl ConvertArgs {
@@ -133,10 +120,10 @@ impl ConvertArgs {
             _ => return Err(Failure::usage("one of --bytes, --keys and --loss is needed")),
         };
         Ok(ConvertOptions {
-            model: self.model.clone(),
+            model: self.input.model.clone(),
             budget,
             contexts: self.contexts,
-            texts: self.texts.split(&self.data),
+            texts: self.texts.split(&self.input),
             granularity: self.granularity,
             save: self.save.clone(),
             overwrite: self.overwrite,
@@ -146,10 +133,10 @@ impl ConvertArgs {
 
 pub fn convert(args: &ConvertArgs, context: &mut Context) -> Result<Exit, Failure> {
     let options = args.options()?;
-    let (found, _) = context.compute(args.quiet, Some(STOPPING), |monitor| kv::convert(&options, monitor))?;
-    let output = Output { json: args.json, out: args.save.clone(), quiet: args.quiet, details: args.details };
+    let (found, _) = context.compute(args.print.quiet, Some(STOPPING), |monitor| kv::convert(&options, monitor))?;
+    let output = Output { out: args.save.clone(), print: args.print };
     context.emit(&found, &output)?;
-    if let Some(to) = options.save.filter(|_| !args.quiet) {
+    if let Some(to) = options.save.filter(|_| !args.print.quiet) {
         tell(&format!("saved: {}", to.display()));
     }
     Ok(Exit::Success)
@@ -165,9 +152,8 @@ Examples:
   termwise kv atlas path/to/llama --data book.txt
   termwise kv atlas path/to/llama --data book.txt --removal --facts 8 --heads 16 --out atlas")]
 pub struct AtlasArgs {
-    /// Model folder, run, checkpoint or hf://OWNER/NAME[@REVISION] [default: the newest run in runs/]
-    #[arg(value_name = "MODEL")]
-    pub model: Option<String>,
+    #[command(flatten)]
+    pub input: ModelArgs,
     /// Measure the effect of removing the memory of each KV head
     #[arg(long)]
     pub removal: bool,
@@ -180,20 +166,18 @@ pub struct AtlasArgs {
     #[command(flatten)]
     pub texts: TextArgs,
     #[command(flatten)]
-    pub data: DataSettings,
-    #[command(flatten)]
     pub output: Output,
 }
 
 pub fn atlas(args: &AtlasArgs, context: &mut Context) -> Result<Exit, Failure> {
     let options = AtlasOptions {
-        model: args.model.clone(),
+        model: args.input.model.clone(),
         removal: args.removal,
         recall: args.facts.map(|facts| Recalls { facts, heads: args.heads }),
-        texts: args.texts.split(&args.data),
+        texts: args.texts.split(&args.input),
         journal: args.output.out.clone(),
     };
-    let (found, _) = context.compute(args.output.quiet, Some(STOPPING), |monitor| kv::atlas(&options, monitor))?;
+    let (found, _) = context.compute(args.output.print.quiet, Some(STOPPING), |monitor| kv::atlas(&options, monitor))?;
     context.emit(&found, &args.output).map(Exit::done)
 }
 
@@ -211,9 +195,8 @@ Examples:
 With --out every measurement is written at once (frontier.jsonl, frontier.json). After Ctrl-C the same command resumes, also with more contexts,
 budgets or methods.")]
 pub struct FrontierArgs {
-    /// Model folder, run, checkpoint or hf://OWNER/NAME[@REVISION] [default: the newest run in runs/]
-    #[arg(value_name = "MODEL")]
-    pub model: Option<String>,
+    #[command(flatten)]
+    pub input: ModelArgs,
     /// Budgets as 16-bit key/value pairs per KV head
     #[arg(long, value_name = "N,N,...", value_delimiter = ',', default_values_t = [128, 256, 512, 1024])]
     pub keys: Vec<u64>,
@@ -226,22 +209,20 @@ pub struct FrontierArgs {
     #[command(flatten)]
     pub texts: TextArgs,
     #[command(flatten)]
-    pub data: DataSettings,
-    #[command(flatten)]
     pub output: Output,
 }
 
 pub fn frontier(args: &FrontierArgs, context: &mut Context) -> Result<Exit, Failure> {
     let options = FrontierOptions {
-        model: args.model.clone(),
+        model: args.input.model.clone(),
         keys: args.keys.clone(),
         methods: args.methods.clone(),
         contexts: args.contexts,
-        texts: args.texts.split(&args.data),
+        texts: args.texts.split(&args.input),
         journal: args.output.out.clone(),
     };
     let (made_by, mut written) = (context.provenance.clone(), Ok(()));
-    let (found, stopped) = context.compute(args.output.quiet, Some(STOPPING), |monitor| {
+    let (found, stopped) = context.compute(args.output.print.quiet, Some(STOPPING), |monitor| {
         kv::frontier(&options, monitor, &mut |found| {
             if let (Some(folder), Ok(())) = (&options.journal, &written) {
                 written = write_whole(&folder.join("frontier.json"), to_json(found, Some(&made_by)).as_bytes());
@@ -301,7 +282,7 @@ pub fn audit(args: &AuditArgs, context: &mut Context) -> Result<Exit, Failure> {
         facts: args.facts,
         tokens: args.tokens,
     };
-    let (found, _) = context.compute(args.output.quiet, Some("finishing this check"), |monitor| kv::audit(&options, monitor))?;
+    let (found, _) = context.compute(args.output.print.quiet, Some("finishing this check"), |monitor| kv::audit(&options, monitor))?;
     context.emit(&found, &args.output)?;
     Ok(Exit::passed(found.passed()))
 }

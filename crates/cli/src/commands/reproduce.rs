@@ -3,7 +3,8 @@
 use std::path::PathBuf;
 use std::sync::atomic::Ordering;
 
-use clap::{Args, ValueEnum};
+use clap::Args;
+use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use termwise_experiments::Error;
 use termwise_experiments::reproduce::{self, FILE, Id, Options, Scale, paper};
 use termwise_report::duration;
@@ -13,7 +14,7 @@ use termwise_train::sweep::{Event, Plan, ProcessRunner, SlurmJob, State, Status,
 use super::share::ShareArgs;
 use super::size;
 use super::sweep::{interrupts, waiting};
-use crate::context::Context;
+use crate::context::{Context, Print};
 use crate::error::{Exit, Failure};
 use crate::progress::Bar;
 
@@ -53,8 +54,8 @@ pub struct ReproduceArgs {
     #[arg(value_name = "EXPERIMENT", default_value = "all")]
     pub experiments: Vec<String>,
     /// Compute budget [default: minute; for mqar alone: mini]
-    #[arg(long, value_enum)]
-    pub scale: Option<Size>,
+    #[arg(long, value_name = "SCALE", value_parser = scales())]
+    pub scale: Option<Scale>,
     /// Text to train on: in addition (laptop), a folder with train.txt and valid.txt or files (text), instead of FineWeb (paper); may be repeated
     #[arg(long, value_name = "FILE", num_args = 1..)]
     pub data: Vec<String>,
@@ -84,58 +85,23 @@ pub struct ReproduceArgs {
     pub run_paper: bool,
     #[command(flatten)]
     pub share: ShareArgs,
-    /// Print JSON, which `termwise report` renders
-    #[arg(long)]
-    pub json: bool,
-    /// Suppress progress and warnings
-    #[arg(long, short)]
-    pub quiet: bool,
-    /// Also print sections that are collapsed in the HTML report
-    #[arg(long)]
-    pub details: bool,
+    #[command(flatten)]
+    pub print: Print,
 }
 
-/// [`Scale`] on the command line.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum Size {
-    /// A few steps, for tests
-    #[value(hide = true)]
-    Test,
-    /// At most five minutes on two cores
-    Minute,
-    /// At most two hours on two cores
-    Laptop,
-    /// A text of yours; hours on two cores, see --tokens and --hours
-    Text,
-    /// MQAR with a vocabulary of 1,024; minutes per run
-    Mini,
-    /// MQAR by the protocol of Zoology; days on two cores
-    Zoology,
-    /// The paper's models and data
-    Paper,
-}
-
-impl From<Size> for Scale {
-    fn from(size: Size) -> Scale {
-        match size {
-            Size::Test => Scale::Test,
-            Size::Minute => Scale::Minute,
-            Size::Laptop => Scale::Laptop,
-            Size::Text => Scale::Text,
-            Size::Mini => Scale::Mini,
-            Size::Zoology => Scale::Zoology,
-            Size::Paper => Scale::Paper,
-        }
-    }
+/// Parses a scale. Help does not list the one for tests.
+fn scales() -> impl TypedValueParser<Value = Scale> {
+    let values = Scale::ALL.map(|(scale, name, help)| PossibleValue::new(name).help(help).hide(scale == Scale::Test));
+    PossibleValuesParser::new(values).try_map(|name| Scale::named(&name).ok_or("it is not the name of a scale"))
 }
 
 impl ReproduceArgs {
     fn options(&self, context: &Context) -> Result<Options, Error> {
         let mqar = !self.experiments.is_empty() && self.experiments.iter().all(|name| name.eq_ignore_ascii_case(Id::Mqar.name()));
-        let scale = self.scale.unwrap_or(if mqar { Size::Mini } else { Size::Minute });
-        let defaults = Options::new(scale.into());
+        let scale = self.scale.unwrap_or(if mqar { Scale::Mini } else { Scale::Minute });
+        let defaults = Options::new(scale);
         Ok(Options {
-            ids: Id::parse(&self.experiments, defaults.scale)?,
+            ids: Id::parse(&self.experiments, scale)?,
             data: self.data.clone(),
             valid_data: self.valid_data.clone(),
             tokens: self.tokens,
@@ -147,7 +113,7 @@ impl ReproduceArgs {
             rerun_other_builds: self.rerun_other_builds,
             provenance: context.provenance.clone(),
             others: self.share.others(),
-            scale: defaults.scale,
+            scale,
         })
     }
 }
@@ -157,12 +123,12 @@ pub fn run(args: &ReproduceArgs, context: &mut Context) -> Result<Exit, Failure>
     let options = args.options(context)?;
     let declared = reproduce::declare(&options)?;
     let remark = |text: &str| {
-        if !args.quiet {
+        if !args.print.quiet {
             tell(text);
         }
     };
     if options.scale == Scale::Paper && !args.run_paper {
-        context.print(&paper::plan(&options, &declared)?, args.json, args.details)?;
+        context.print(&paper::plan(&options, &declared)?, args.print)?;
         remark(&format!("written: {}", options.out.display()));
         return Ok(Exit::Success);
     }
@@ -178,12 +144,12 @@ pub fn run(args: &ReproduceArgs, context: &mut Context) -> Result<Exit, Failure>
     if options.scale == Scale::Minute && !options.data.is_empty() {
         remark("note: --data is used at scale laptop and paper only");
     }
-    let bar = Bar::new(args.quiet);
+    let bar = Bar::new(args.print.quiet);
     let runner = ProcessRunner::new(context.again()?, kill);
     let results = reproduce::run(&options, &declared, &runner, &stop, &mut |plan, event| show(&bar, plan, event));
     drop(bar);
     let results = results?;
-    context.print(&results, args.json, args.details)?;
+    context.print(&results, args.print)?;
     if results.environment.debug {
         remark("note: this is a debug build; `cargo run --release` is faster");
     }

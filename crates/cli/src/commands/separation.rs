@@ -94,7 +94,7 @@ impl SeparationArgs {
 
 /// Computes in the global pool.
 pub fn run(args: &SeparationArgs, context: &mut Context) -> Result<Exit, Failure> {
-    let bar = Bar::new(args.output.quiet);
+    let bar = Bar::new(args.output.print.quiet);
     let found = separation::run(&args.request(), &mut |done, of| bar.at(done, of, "points"))?;
     drop(bar);
     context.emit(&found, &args.output).map(Exit::done)

@@ -1,9 +1,9 @@
 //! Flags for the settings of `termwise_train`, made from the one list that also reads files.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use clap::builder::ValueParser;
-use clap::{Arg, ArgAction, ArgMatches, Command, FromArgMatches};
+use clap::{Arg, ArgAction, ArgMatches, Args, Command, FromArgMatches};
 use termwise_analysis::request::TextOptions;
 use termwise_train::settings::Layer;
 use termwise_train::settings::keys::{DATA, KEYS, Key, Kind};
@@ -20,6 +20,26 @@ pub struct AllSettings(Table);
 /// The settings of data as flags.
 #[derive(Clone, Debug, Default)]
 pub struct DataSettings(Table);
+
+/// A model, and the text that it reads.
+#[derive(Debug, Args)]
+pub struct ModelArgs {
+    /// Model folder, run, checkpoint or hf://OWNER/NAME[@REVISION] [default: the newest run in runs/]
+    #[arg(value_name = "MODEL")]
+    pub model: Option<String>,
+    /// Folder for tokenized text [default: termwise in the user's cache]
+    #[arg(long, hide_short_help = true, value_name = "DIR", help_heading = DATA)]
+    cache: Option<PathBuf>,
+    #[command(flatten)]
+    data: DataSettings,
+}
+
+impl ModelArgs {
+    /// The text, for an analysis.
+    pub fn text(&self) -> TextOptions {
+        self.data.text(self.cache.as_deref())
+    }
+}
 
 impl AllSettings {
     /// The flags that were given, with the number of threads.
@@ -112,7 +132,7 @@ macro_rules! flags {
             }
         }
 
-        impl clap::Args for $type {
+        impl Args for $type {
             fn augment_args(command: Command) -> Command {
                 command.args($keys().map($flag))
             }

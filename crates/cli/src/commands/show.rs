@@ -59,12 +59,3 @@ pub fn run(args: &ShowArgs, context: &mut Context) -> Result<Exit, Failure> {
     };
     Ok(context.out.write_all(shown.as_bytes()).map(Exit::done)?)
 }
-
-/// The result of a JSON text that a command gave.
-///
-/// # Errors
-/// What is wrong with the text, in a sentence.
-pub fn found(text: &str) -> Result<crate::host::Found, String> {
-    let SavedResult { kind, document, .. } = SavedResult::parse(text)?;
-    Ok(crate::host::Found { kind, json: text.into(), document })
-}

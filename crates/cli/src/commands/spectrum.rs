@@ -1,13 +1,11 @@
 //! `termwise spectrum`.
 
-use std::path::PathBuf;
-
 use clap::Args;
 use termwise_analysis::request::TextOptions;
 use termwise_analysis::spectrum::{self, MAX_CUT, Request, RowChoice};
 use termwise_model::Precision;
 
-use super::settings::DataSettings;
+use super::settings::ModelArgs;
 use crate::context::{Context, Output};
 use crate::error::{Exit, Failure};
 
@@ -28,9 +26,8 @@ Examples:
 The published metric is the dominant order over all scores: argmax over n of the mean of |x^n/n!|, here with absolute values and over visible
 pairs only. Queries are sampled from equal parts of each window and are the same for every head.")]
 pub struct SpectrumArgs {
-    /// Model folder, run, checkpoint or hf://OWNER/NAME[@REVISION] [default: the newest run in runs/]
-    #[arg(value_name = "MODEL")]
-    pub model: Option<String>,
+    #[command(flatten)]
+    pub input: ModelArgs,
     /// Tokens per window [default: as in training, otherwise 1024 or the context of the model]
     #[arg(long, value_name = "N", value_parser = super::size(1 << 20))]
     pub length: Option<usize>,
@@ -52,17 +49,12 @@ pub struct SpectrumArgs {
     /// Use only the held-out part of --data
     #[arg(long)]
     pub held_out_only: bool,
-    /// Folder for tokenized text [default: termwise in the user's cache]
-    #[arg(long, value_name = "DIR")]
-    pub cache: Option<PathBuf>,
     /// Print the time of forward pass and analysis
     #[arg(long)]
     pub timing: bool,
     /// Print the JSON schema of spectrum.json and exit
     #[arg(long)]
     pub schema: bool,
-    #[command(flatten)]
-    pub data: DataSettings,
     #[command(flatten)]
     pub output: Output,
 }
@@ -86,8 +78,8 @@ pub fn run(args: &SpectrumArgs, context: &mut Context) -> Result<Exit, Failure> 
     }
     context.join()?;
     let request = Request {
-        model: args.model.clone(),
-        text: TextOptions { held_out_only: args.held_out_only, ..args.data.text(args.cache.as_deref()) },
+        model: args.input.model.clone(),
+        text: TextOptions { held_out_only: args.held_out_only, ..args.input.text() },
         length: args.length,
         tokens: args.tokens,
         queries: args.queries,
@@ -97,7 +89,6 @@ pub fn run(args: &SpectrumArgs, context: &mut Context) -> Result<Exit, Failure> 
         precision: args.precision,
         collective: context.ranks.collective.clone(),
     };
-    let quiet = args.output.quiet || context.is_silent();
-    let (found, _) = context.compute(quiet, None, |monitor| spectrum::of_model(&request, monitor))?;
+    let (found, _) = context.compute(args.output.print.quiet, None, |monitor| spectrum::of_model(&request, monitor))?;
     context.emit(&found, &args.output).map(Exit::done)
 }

@@ -11,7 +11,7 @@ use termwise_train::sweep::{self, Event, Plan, PlanSource, SlurmJob, State, Stat
 
 use super::share::ShareArgs;
 use super::size;
-use crate::context::Context;
+use crate::context::{Context, Print};
 use crate::error::{Exit, Failure};
 use crate::progress::{Bar, stop_or};
 
@@ -64,15 +64,8 @@ pub struct SweepArgs {
     pub list: bool,
     #[command(flatten)]
     pub share: ShareArgs,
-    /// Print JSON, which `termwise report` renders
-    #[arg(long)]
-    pub json: bool,
-    /// Suppress progress and warnings
-    #[arg(long, short)]
-    pub quiet: bool,
-    /// Also print sections that are collapsed in the HTML report
-    #[arg(long)]
-    pub details: bool,
+    #[command(flatten)]
+    pub print: Print,
 }
 
 impl SweepArgs {
@@ -92,7 +85,7 @@ impl SweepArgs {
 pub fn run(args: &SweepArgs, context: &mut Context) -> Result<Exit, Failure> {
     let request = args.request(context)?;
     let remark = |text: &str| {
-        if !args.quiet {
+        if !args.print.quiet {
             tell(text);
         }
     };
@@ -112,19 +105,19 @@ pub fn run(args: &SweepArgs, context: &mut Context) -> Result<Exit, Failure> {
         true => sweep::list(&request)?,
         false => {
             let control = interrupts();
-            let bar = Bar::new(args.quiet);
+            let bar = Bar::new(args.print.quiet);
             sweep::execute(&request, &control, &mut |plan, event| show(&bar, plan, event))?
         }
     };
     outcome.mixed_builds.iter().for_each(|warning| remark(warning));
-    if args.list && !args.json {
-        match args.details {
+    if args.list && !args.print.json {
+        match args.print.details {
             true => context.print_document(&outcome.listing(), true)?,
             false => context.print_brief(&outcome.listing())?,
         }
         return Ok(Exit::Success);
     }
-    context.print(&outcome.summary, args.json, args.details)?;
+    context.print(&outcome.summary, args.print)?;
     if let Some(path) = &outcome.written {
         remark(&format!("written: {}", path.display()));
     }

@@ -10,7 +10,7 @@ use termwise_data::bpe::{self, BpeConfig};
 use termwise_train::log::tell;
 
 use super::data::TextArgs;
-use crate::context::Context;
+use crate::context::{Context, Print};
 use crate::error::{Exit, Failure};
 
 /// Train and apply tokenizers
@@ -93,7 +93,7 @@ pub fn run(command: &TokenizerCommand, context: &mut Context) -> Result<Exit, Fa
         TokenizerCommand::Train(args) => {
             let config =
                 BpeConfig { vocabulary: args.vocab, special_tokens: args.special_tokens.clone(), min_frequency: args.min_frequency };
-            context.print(&bpe::train(&args.text.config(), &config, &args.out)?, args.json, false)?;
+            context.print(&bpe::train(&args.text.config(), &config, &args.out)?, Print { json: args.json, ..Print::default() })?;
             tell(&format!("written: {}", args.out.display()));
         }
         TokenizerCommand::Encode(args) => {

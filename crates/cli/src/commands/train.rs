@@ -13,7 +13,7 @@ use termwise_train::{PlannedRun, RunOptions, Start, TrainRequest, run as runs};
 use super::settings::AllSettings;
 use super::source::{cache_folder, prepare_with_progress};
 use super::{config, torch};
-use crate::context::Context;
+use crate::context::{Context, Print};
 use crate::error::{Exit, Failure};
 use crate::progress::{Bar, stop_on_interrupt, stop_with_input};
 use crate::ranks::is_rank;
@@ -121,6 +121,6 @@ pub fn run(args: &TrainArgs, threads: Option<usize>, context: &mut Context) -> R
     let outcome = runs::train(&settings, source.as_ref(), &options)?;
     // What moves goes before anything is printed.
     drop(options);
-    context.print(&outcome, args.json, false)?;
+    context.print(&outcome, Print { json: args.json, ..Print::default() })?;
     Ok(if outcome.finished { Exit::Success } else { Exit::Interrupted })
 }

@@ -4,12 +4,12 @@ use std::path::PathBuf;
 
 use clap::Args;
 use termwise_analysis::plan::parse_count;
-use termwise_analysis::truncate::{self, Budget, Choice, Request};
+use termwise_analysis::truncate::{self, Budget, Choice, Options, Request};
 use termwise_base::files::write_whole;
 use termwise_report::to_json;
 use termwise_train::log::tell;
 
-use super::settings::DataSettings;
+use super::settings::ModelArgs;
 use crate::context::{Context, Output};
 use crate::error::{Exit, Failure};
 
@@ -35,9 +35,8 @@ cross document boundaries, where such a model predicts badly and truncation can 
 With --out, results are written as they are measured (cut.json, losses.jsonl; at the end index.html with figures and tables). After Ctrl-C the same
 command resumes.")]
 pub struct TruncateArgs {
-    /// Model folder, run, checkpoint or hf://OWNER/NAME[@REVISION] [default: the newest run in runs/]
-    #[arg(value_name = "MODEL")]
-    pub model: Option<String>,
+    #[command(flatten)]
+    pub input: ModelArgs,
     /// Truncation orders
     #[arg(long, value_name = "P,P,...", value_delimiter = ',', default_values_t = [2, 4, 6, 8, 10, 12, 16], value_parser = order)]
     pub orders: Vec<usize>,
@@ -86,14 +85,9 @@ pub struct TruncateArgs {
     /// With --save: truncate all layers at this order, calibrated
     #[arg(long, value_name = "P", requires = "save", value_parser = order)]
     pub save_order: Option<usize>,
-    /// Folder for tokenized text [default: termwise in the user's cache]
-    #[arg(long, value_name = "DIR")]
-    pub cache: Option<PathBuf>,
     /// Print the JSON schema of cut.json and exit
     #[arg(long)]
     pub schema: bool,
-    #[command(flatten)]
-    pub data: DataSettings,
     #[command(flatten)]
     pub output: Output,
 }
@@ -111,27 +105,29 @@ pub fn run(args: &TruncateArgs, context: &mut Context) -> Result<Exit, Failure> 
     }
     context.join()?;
     let request = Request {
-        model: args.model.clone(),
-        text: args.data.text(args.cache.as_deref()),
+        model: args.input.model.clone(),
+        text: args.input.text(),
         calibration: args.calibration.clone(),
-        orders: args.orders.clone(),
-        coefficients: args.coefficients.clone(),
-        map: args.map,
-        draw_map: !args.no_map,
-        budget: (!args.no_plan).then_some(args.budget),
-        context: args.context,
-        queries: args.queries,
-        sequential: args.sequential,
+        options: Options {
+            orders: args.orders.clone(),
+            coefficients: args.coefficients.clone(),
+            map: args.map,
+            draw_map: !args.no_map,
+            budget: (!args.no_plan).then_some(args.budget),
+            context: args.context,
+            queries: args.queries,
+            sequential: args.sequential,
+            journal: args.output.out.as_ref().map(|folder| folder.join("losses.jsonl")),
+            collective: context.ranks.collective.clone(),
+        },
         length: args.length,
         batch: args.batch,
         batches: args.batches.unwrap_or(0),
-        journal: args.output.out.clone(),
         save: args.save.clone(),
         save_order: args.save_order,
         overwrite: args.overwrite,
-        collective: context.ranks.collective.clone(),
     };
-    let (silent, quiet) = (context.is_silent(), args.output.quiet || context.is_silent());
+    let (silent, quiet) = (context.is_silent(), args.output.print.quiet);
     let (made_by, mut written) = (context.provenance.clone(), Ok(()));
     let (found, stopped) = context.compute(quiet, Some("finishing this measurement"), |monitor| {
         truncate::measure(&request, monitor, &mut |report| {
@@ -145,7 +141,7 @@ pub fn run(args: &TruncateArgs, context: &mut Context) -> Result<Exit, Failure> 
     if let Some(error) = found.not_saved {
         return Err(error.into());
     }
-    if let Some(to) = args.save.as_ref().filter(|_| !quiet) {
+    if let Some(to) = args.save.as_ref().filter(|_| !quiet && !silent) {
         tell(&format!("saved: {}", to.display()));
     }
     Ok(Exit::stopped(stopped))

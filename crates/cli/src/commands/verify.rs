@@ -50,7 +50,7 @@ pub fn run(args: &VerifyArgs, context: &mut Context) -> Result<Exit, Failure> {
     let mut options = VerifyOptions::default();
     (options.golden, options.only) = (args.golden.clone(), args.only.clone());
     (options.seed, options.cases, options.threads) = (args.seed, args.cases, context.threads);
-    let (mut count, bar) = (0, Bar::new(args.output.quiet));
+    let (mut count, bar) = (0, Bar::new(args.output.print.quiet));
     let found = verify::run(&options, &mut |_| {
         count += 1;
         bar.count(count, "cases");

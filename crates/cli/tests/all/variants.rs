@@ -131,13 +131,19 @@ fn a_reader_who_leaves_early_causes_no_panic() {
 
 #[test]
 fn a_variant_is_exported_as_a_module() {
-    let exported = termwise(&["export", "torch", "taylor=0..2 out"]).assert().success().get_output().stdout.clone();
+    let exported = termwise(&["export", "torch", "taylor=0..2 out", "--out", "-"]).assert().success().get_output().stdout.clone();
     let exported = String::from_utf8(exported).expect("text");
     assert!(exported.contains("class Attention(nn.Module):") && exported.contains("termwise export torch \"taylor=0..2 over=sum out\""));
     let folder = tempfile::tempdir().expect("a folder");
     let file = folder.path().join("attention.py");
     let arguments = ["export", "torch", "taylor=0..2 out", "--out", file.to_str().expect("a plain path")];
     termwise(&arguments).assert().success().stdout("").stderr(contains("written: "));
+    assert_eq!(std::fs::read_to_string(&file).expect("a file"), exported);
+    // Without --out, a file of this name in the current folder is not replaced.
+    let mut again = termwise(&arguments[..3]);
+    again.current_dir(folder.path()).assert().code(2).stderr(contains("attention.py exists"));
+    std::fs::remove_file(&file).expect("removed");
+    termwise(&arguments[..3]).current_dir(folder.path()).assert().success().stdout("");
     assert_eq!(std::fs::read_to_string(&file).expect("a file"), exported);
     termwise(&["export", "torch", "sofmax"]).assert().code(2).stdout("").stderr(contains("softmax"));
     termwise(&["export", "torch"]).assert().code(2);
