@@ -10,19 +10,32 @@ ROOT = Path(__file__).resolve().parents[2]
 SHARED = ROOT.parent / "shared"
 
 
+def required() -> set[str]:
+    """The requirements whose absence is a failure."""
+    return {word.strip() for word in os.environ.get("TERMWISE_REQUIRE", "").split(",")}
+
+
 def need(name: str, there: bool, why: str) -> None:
     """Skip if something is missing, or fail if it is required."""
     if there:
         return
-    required = {word.strip() for word in os.environ.get("TERMWISE_REQUIRE", "").split(",")}
-    if required & {name, "all"}:
+    if required() & {name, "all"}:
         pytest.fail(f"{name} is required: {why}")
     # Also while a file is read, which then is skipped as a whole.
     pytest.skip(f"NOT RUN, {name}: {why}", allow_module_level=True)
 
 
+def pytest_sessionfinish(session, exitstatus):
+    """With TERMWISE_REQUIRE=all every skipped test is a failure, also those of `pytest.skip` and `importorskip`."""
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    if "all" in required() and reporter and reporter.stats.get("skipped") and exitstatus == pytest.ExitCode.OK:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
 def pytest_terminal_summary(terminalreporter):
     skipped = terminalreporter.stats.get("skipped", [])
+    if skipped:
+        terminalreporter.write_line(f"{len(skipped)} tests were skipped (TERMWISE_REQUIRE=all makes that a failure):")
     reasons = sorted({report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr) for report in skipped})
     for reason in reasons:
         terminalreporter.write_line(f"{reason}", yellow=True)

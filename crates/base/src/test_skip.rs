@@ -2,8 +2,8 @@
 //!
 //! Some tests need a file, a program or a feature that may be unavailable: the reference data in `../shared`, a browser, a build with `hub`. If it is missing,
 //! the test returns early. A line is printed to standard error, bypassing the test harness's capture, and is also stored in `target/…/skipped-tests/`, in one
-//! file per test command. Tests that were compiled out are reported and counted by [`compiled_out`]. The last test of the workspace, in this crate, prints
-//! all lines and the number of skipped tests.
+//! file per test command. Tests that were compiled out are reported and counted by [`compiled_out`]. The last test of the workspace,
+//! `crates/train/tests/last.rs`, prints all lines and the number of skipped tests.
 //!
 //! With `TERMWISE_REQUIRE=shared,hub` a skip for one of these needs is a failure. With `TERMWISE_REQUIRE=all` every skip is a failure. The Python tests read
 //! the same variable.
