@@ -122,3 +122,22 @@ pub fn tokenizer_of(folder: &Path) -> Result<Option<Tokenizer>> {
     let path = folder.join("tokenizer.json");
     Ok(if path.is_file() { Some(Tokenizer::open(&path.display().to_string(), None)?) } else { None })
 }
+
+/// The name of a model in results: its folder, or `hf://OWNER/NAME` instead of a cache folder.
+pub(crate) fn shown_name(requested: Option<&str>, folder: &Path) -> String {
+    requested.filter(|name| name.starts_with("hf://")).map_or_else(|| folder.display().to_string(), str::to_owned)
+}
+
+/// Short name of a model: the last part of its path, preceded by the run for a checkpoint; owner and name on the hub.
+pub(crate) fn short_name(name: &str) -> String {
+    if let Some(rest) = name.strip_prefix("hf://") {
+        return rest.replace(['/', '@'], "-");
+    }
+    let path = std::path::absolute(name).unwrap_or_else(|_| Path::new(name).to_owned());
+    let part = |path: &Path| path.file_name().map_or("model".into(), |name| name.to_string_lossy().into_owned());
+    let parent = path.parent().filter(|parent| parent.file_name().is_some_and(|name| name == "checkpoints"));
+    match parent.and_then(Path::parent) {
+        Some(run) => format!("{}-{}", part(run), part(&path)),
+        None => part(&path),
+    }
+}

@@ -1,4 +1,4 @@
-//! What commands share: output, threads, ranks and provenance.
+//! Shared by all commands: output, threads, ranks and provenance.
 
 use std::ffi::OsString;
 use std::io::{self, IsTerminal, Write};
@@ -17,12 +17,12 @@ use crate::error::{Exit, Failure};
 use crate::progress::{Bar, stop_on_interrupt};
 use crate::ranks::Ranks;
 
-/// Characters of a line where nothing says how many there are.
+/// Columns if the width of the terminal is unknown.
 const WIDTH: usize = 100;
-/// Longer lines are hard to read.
+/// The largest line width, for readability.
 const WIDEST: usize = 160;
 
-/// When to colour.
+/// When to color output.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum Color {
     /// If standard output is a terminal and NO_COLOR is not set
@@ -60,24 +60,24 @@ pub struct Output {
     pub print: Print,
 }
 
-/// What a command works with.
+/// The environment of a command.
 pub struct Context<'a> {
-    /// Threads to compute on.
+    /// Number of threads.
     pub threads: usize,
     /// Standard output.
     pub out: &'a mut dyn Write,
-    /// This build and how it was called.
+    /// The build and the command line.
     pub provenance: Provenance,
-    /// As it was called.
+    /// The command line.
     pub words: Vec<OsString>,
     /// The processes that share the work of this command.
     pub ranks: Ranks,
     terminal: Terminal,
-    again: Option<Vec<OsString>>,
+    respawn_argv: Option<Vec<OsString>>,
 }
 
 impl<'a> Context<'a> {
-    pub fn new(cli: &Cli, args: &[OsString], again: Option<Vec<OsString>>, out: &'a mut dyn Write) -> Context<'a> {
+    pub fn new(cli: &Cli, args: &[OsString], respawn_argv: Option<Vec<OsString>>, out: &'a mut dyn Write) -> Context<'a> {
         let color = match cli.color {
             Color::Always => true,
             Color::Never => false,
@@ -88,48 +88,40 @@ impl<'a> Context<'a> {
         };
         let terminal = Terminal { width: width(), color, details: false };
         let threads = cli.threads.unwrap_or_else(threads::available);
-        Context {
-            threads,
-            out,
-            words: args.to_vec(),
-            provenance: crate::build::here(args),
-            ranks: Ranks::alone(),
-            terminal,
-            again,
-        }
+        Context { threads, out, words: args.to_vec(), provenance: crate::build::here(args), ranks: Ranks::alone(), terminal, respawn_argv }
     }
 
-    /// Shares the work with the processes that were started with this one, if any were. Rank 0 alone speaks.
+    /// Joins the processes that a launcher has started with this one. Only rank 0 prints.
     pub fn join(&mut self) -> Result<(), Failure> {
         self.ranks = Ranks::join()?;
         Ok(())
     }
 
-    /// Whether results and remarks are for another rank to give.
+    /// Whether another rank prints results and warnings.
     pub fn is_silent(&self) -> bool {
         self.ranks.collective.rank() > 0
     }
 
     /// The words that start this program again.
-    pub fn again(&self) -> Result<Vec<OsString>, Failure> {
-        match &self.again {
+    pub fn respawn_argv(&self) -> Result<Vec<OsString>, Failure> {
+        match &self.respawn_argv {
             Some(words) => Ok(words.clone()),
             None => Ok(vec![std::env::current_exe().map_err(files::Error::io("find", "this program"))?.into()]),
         }
     }
 
-    /// The interpreter that has called this program, if one has.
+    /// The Python interpreter that called this program, if any.
     pub fn called_by(&self) -> Option<OsString> {
-        self.again.as_ref()?.first().cloned()
+        self.respawn_argv.as_ref()?.first().cloned()
     }
 
-    /// A pool of the threads to compute on.
+    /// A thread pool.
     pub fn pool(&self) -> Result<rayon::ThreadPool, Failure> {
         Ok(threads::pool(self.threads)?)
     }
 
-    /// Runs a long computation on the threads of this command, with progress on standard error. With `stopping`, signals ask it to stop and this
-    /// text is printed. Returns its result and whether it was asked to stop.
+    /// Runs a long computation in a thread pool, with progress on standard error. With `stopping`, a signal prints this text and requests a
+    /// stop. Returns the result and whether a stop was requested.
     pub fn compute<T: Send, E: Into<Failure> + Send>(
         &self,
         quiet: bool,
@@ -145,12 +137,12 @@ impl<'a> Context<'a> {
         Ok((found, stop.load(Ordering::Relaxed)))
     }
 
-    /// Prints a result, and writes it where that was asked for.
+    /// Prints a result, and writes it with --out.
     pub fn emit<T: Documented>(&mut self, result: &T, output: &Output) -> Result<(), Failure> {
         if self.is_silent() {
             return Ok(());
         }
-        // Files first: whoever closes the pipe has not said that they are unwanted.
+        // Files first: they are also wanted if the reader of standard output closes the pipe.
         let page = output.out.as_deref().map(|folder| write(result, folder, Some(&self.provenance))).transpose()?;
         self.print(result, output.print)?;
         if let Some(page) = page.filter(|_| !output.print.quiet) {
@@ -165,32 +157,48 @@ impl<'a> Context<'a> {
             _ if self.is_silent() => Ok(()),
             true => Ok(self.out.write_all(to_json(result, Some(&self.provenance)).as_bytes())?),
             false if print.details => self.print_document(&result.document(), true),
-            false => self.print_brief(&result.summary()),
+            false => {
+                let document = result.document();
+                let printed = self.print_lines(&result.summary())?;
+                let all = document.to_terminal(&Terminal { details: true, ..self.terminal }).lines().count();
+                self.print_hint(all.saturating_sub(printed))
+            }
         }
     }
 
-    /// Prints the first lines of a document, and how to see the rest.
+    /// Prints the first lines of a document, and how to print the rest.
     pub fn print_brief(&mut self, document: &Document) -> Result<(), Failure> {
-        let (text, left_out) = document.to_terminal_brief(&self.terminal);
+        let all = document.to_terminal(&self.terminal).lines().count();
+        let printed = self.print_lines(document)?;
+        self.print_hint(all - printed)
+    }
+
+    /// Prints the first lines of a document. Returns their number.
+    fn print_lines(&mut self, document: &Document) -> Result<usize, Failure> {
+        let (text, _) = document.to_terminal_brief(&self.terminal);
         self.out.write_all(text.as_bytes())?;
+        Ok(text.lines().count())
+    }
+
+    fn print_hint(&mut self, left_out: usize) -> Result<(), Failure> {
         if left_out > 0 {
             writeln!(self.out, "({left_out} more lines: --details)")?;
         }
         Ok(())
     }
 
-    /// Prints what the JSON of a result looks like.
+    /// Prints the JSON schema of a result.
     pub fn schema(&mut self, schema: &serde_json::Value) -> Result<Exit, Failure> {
         Ok(writeln!(self.out, "{schema:#}").map(Exit::done)?)
     }
 
-    /// Prints a document for this terminal.
+    /// Prints a document.
     pub fn print_document(&mut self, document: &Document, details: bool) -> Result<(), Failure> {
         Ok(self.out.write_all(document.to_terminal(&Terminal { details, ..self.terminal }).as_bytes())?)
     }
 }
 
-/// Columns of the terminal.
+/// Width of the terminal in columns.
 pub fn width() -> usize {
     let asked = || std::env::var("COLUMNS").ok()?.parse().ok();
     let found = terminal_size::terminal_size_of(io::stdout()).map(|(width, _)| usize::from(width.0)).or_else(asked);

@@ -42,7 +42,14 @@ impl Document {
         }
         let most = &lines[..BRIEF_LINES - 1];
         let gap = most.iter().rposition(|line| line.trim().is_empty()).filter(|gap| *gap > BRIEF_LINES / 2);
-        let kept = &most[..gap.unwrap_or(most.len())];
+        let mut kept = &most[..gap.unwrap_or(most.len())];
+        // A heading whose table does not fit is cut off with its caption.
+        if let Some(rule) = kept.iter().rposition(|line| line.contains('─') && !line.contains(' '))
+            && !kept[rule..].iter().any(|line| line.trim().is_empty())
+            && let Some(end) = kept[..rule].iter().rposition(|line| line.trim().is_empty())
+        {
+            kept = &kept[..end];
+        }
         (kept.join("\n") + "\n", lines.len() - kept.len())
     }
 }

@@ -1,4 +1,4 @@
-//! A spectrum as pictures, tables and a page.
+//! Figures, tables and the report of a spectrum.
 
 use termwise_report::{
     Axis, Band, Block, Cell, Chart, Document, Documented, Figure, HeatMap, Layer, Line, Names, Rule, Scale, Section, Shade, Table, Unit,
@@ -7,7 +7,7 @@ use termwise_report::{
 
 use super::{CutFacts, LayerSpectrum, Magnitudes, OverHeads, Spectrum, Terms, Timing};
 
-/// Magnitudes below this have the darkest colour and no place in charts: beside order 0, which is 1, they are nothing.
+/// Magnitudes below this have the darkest color and are not in charts; order 0 has magnitude 1.
 const LEAST: f64 = 1e-6;
 
 fn capitalized(sentence: &str) -> String {
@@ -56,7 +56,7 @@ impl Spectrum {
         }
     }
 
-    /// Magnitude against order, a line for each layer.
+    /// Magnitude by order, one line per layer.
     fn magnitude_chart(&self, title: &str, which: Which) -> Chart {
         let line = |layer: &LayerSpectrum| {
             let logs = &which(layer.terms.as_ref()?).log10;
@@ -66,13 +66,13 @@ impl Spectrum {
         Chart {
             title: format!("Magnitude of the terms: {title}"),
             x: Axis::new("order", Scale::Linear, Unit::Number),
-            // Logarithms on a linear axis: large scores leave the range of numbers.
+            // Logarithms on a linear axis: magnitudes of large scores exceed float64.
             y: Axis::new("log10 of the mean of |xⁿ/n!|", Scale::Linear, Unit::Number),
             layers: self.layers.iter().filter_map(line).collect(),
         }
     }
 
-    /// The error of each order: a line for the median head of each layer, and a band over all heads of the model.
+    /// Error by order: one line for the median head of each layer, and a band over all heads of the model.
     fn error_chart(&self) -> Chart {
         let errors = |layer: &LayerSpectrum, at: usize| -> Vec<f64> {
             let mut errors: Vec<f64> = layer.heads.iter().filter_map(|head| head.cut.as_ref()?.error[at]).filter(|&x| x > 1e-12).collect();
@@ -103,7 +103,7 @@ impl Spectrum {
         }
     }
 
-    /// Layers in groups of equal colour, from the first to the last; the legend names groups.
+    /// Layers in groups of equal color, from the first to the last; the legend names the groups.
     fn line_of(&self, layer: &LayerSpectrum, points: Vec<(f64, f64)>) -> Line {
         let (count, groups) = (self.layers.len(), self.layers.len().min(5));
         let group = layer.layer * groups / count.max(1);
@@ -111,12 +111,12 @@ impl Spectrum {
         let first = |group: usize| (group * count).div_ceil(groups);
         let (begin, end) = (first(group), first(group + 1) - 1);
         let name = if begin == end { format!("layer {begin}") } else { format!("layers {begin} to {end}") };
-        // The last layer stands out in real models.
+        // In trained models the last layer often differs from the others.
         let dashed = layer.layer + 1 == count && begin != end;
         Line { name: if dashed { format!("layer {}", layer.layer) } else { name }, color: group + 1, dashed, points }
     }
 
-    /// The orders that the heads of each layer need.
+    /// The orders needed by the heads of each layer.
     pub fn orders_table(&self) -> Table {
         let most = self.orders.last().copied().unwrap_or(0);
         let at_most = format!("at {most}");
@@ -151,7 +151,7 @@ impl Spectrum {
                        entropy relative to its maximum";
         let mut table = Table::new(caption, columns);
         for layer in &self.layers {
-            // The curve may still rise at the last order that is computed.
+            // The curve may still rise at the last computed order.
             let dominant = |which: Which| match layer.terms.as_ref().and_then(|terms| which(terms).dominant) {
                 Some(order) if order + 1 == super::ORDERS => Cell::text(format!("≥ {order}")),
                 order => Cell::maybe(order, |order| Cell::Number(order as f64, 0)),
@@ -190,7 +190,7 @@ impl Spectrum {
     /// One sentence about the order for an error of 1 % and the error at the highest order of each head.
     fn needed(&self, mut heads: Vec<(Option<usize>, f64)>) -> Option<String> {
         let most = self.orders.last().copied().unwrap_or(0);
-        // `None` last: no order up to the highest is enough.
+        // `None` last: no order up to the highest is sufficient.
         heads.sort_by_key(|(order, _)| order.unwrap_or(usize::MAX));
         let beyond = heads.iter().filter(|(order, _)| order.is_none()).count();
         let share = format!("{:.0} %", 100.0 * beyond as f64 / heads.len().max(1) as f64);
@@ -211,7 +211,7 @@ impl Spectrum {
         })
     }
 
-    /// How much was looked at, in one sentence.
+    /// The amount of text and queries, in one sentence.
     pub fn scope(&self) -> String {
         let Spectrum { text, rows, .. } = self;
         let windows = counted(text.windows, "window");
@@ -219,7 +219,7 @@ impl Spectrum {
             true => "all rows".into(),
             false => format!("{} of {} rows, drawn with seed {}", rows.sampled, rows.of, rows.seed),
         };
-        format!("{} tokens in {windows} of at most {}; {which}; visible pairs only", text.tokens, text.length)
+        format!("{} tokens in {windows} of at most {}; {which}; visible pairs only", thousands(text.tokens), text.length)
     }
 }
 
@@ -235,7 +235,7 @@ impl Documented for Spectrum {
         };
         let name = &self.model.name;
         let maps = KINDS.map(|(short, title, which)| {
-            let about = "A heat map: layers from top to bottom, orders from left to right, log10 of the mean magnitude as colour.";
+            let about = "A heat map: layers from top to bottom, orders from left to right, log10 of the mean magnitude as color.";
             figure(
                 &format!("magnitude-map-{short}"),
                 format!("{name}: magnitude of terms"),
@@ -247,19 +247,19 @@ impl Documented for Spectrum {
         let magnitudes = figure(
             "magnitude",
             format!("{name}: magnitude of terms"),
-            "Three charts of the magnitude against the order, a line for each layer: all scores, scores of zero and above, negative scores.",
+            "Three charts of the magnitude by order, one line per layer: all scores, scores ≥ 0, negative scores.",
             charts.to_vec(),
         );
         let error = figure(
             "error",
             format!("{name}: truncation error"),
-            "The relative error of the heads' outputs against the highest order that is kept.",
+            "The relative error of the outputs of the heads by truncation order.",
             vec![self.error_chart().into()],
         );
         let orders = figure(
             "order-map",
             format!("{name}: orders that heads need"),
-            "A heat map: layers from top to bottom, heads from left to right, the order for an error of 1 % as colour.",
+            "A heat map: layers from top to bottom, heads from left to right, the order for an error of 1 % as color.",
             vec![self.order_map().into()],
         );
         let maps = Block::Details { summary: "Magnitudes as heat maps, layer by order".into(), blocks: maps.into() };
@@ -279,7 +279,7 @@ impl Documented for Spectrum {
         }
     }
 
-    /// The conclusion, and the orders that heads need.
+    /// The conclusion, and the orders needed by the heads.
     fn summary(&self) -> Document {
         let lead = vec![Block::Text(self.conclusion()), self.facts(), Block::table("layers", self.orders_table())];
         let scores = Section::new("Magnitude of terms", vec![Block::table("scores", self.scores_table())]);
@@ -288,7 +288,7 @@ impl Documented for Spectrum {
 }
 
 impl Spectrum {
-    /// Model, text and what was read.
+    /// Model, text and sample.
     fn facts(&self) -> Block {
         let model = &self.model;
         let kv = if model.kv_heads == model.heads { String::new() } else { format!(" over {}", counted(model.kv_heads, "KV head")) };
@@ -317,10 +317,10 @@ impl Spectrum {
 }
 
 const CUT: &str = "The error is RMS(y_p − y)/RMS(y) over sampled rows and coordinates of a head, y_p its output with the series of its kernel \
-    cut at order p, and with its own denominator, gates, decay and norm; one head is cut at a time, and its inputs are those of the whole model.";
+    truncated at order p, with its own denominator, gates, decay and norm. One head is truncated at a time; its inputs are those of the original model.";
 const MAGNITUDE: &str = "The magnitude of order n is the mean of |xⁿ/n!| over the visible pairs of a head, then over the heads of a layer. The \
-    published metric differs in two things: it takes order 1 with its sign, and it divides by masked pairs too. It peaks at n ≈ |x|: large negative \
-    scores, which do nothing in a softmax, inflate it, so that scores of either sign are shown apart.";
+    published metric differs in two ways: order 1 is signed, and masked pairs are counted in the mean. It peaks at n ≈ |x|, so large negative scores, \
+    which have no effect in a softmax, inflate it. Scores of each sign are therefore also shown separately.";
 
 #[cfg(test)]
 mod tests {

@@ -1,6 +1,5 @@
 //! Entry point: from the names of a model and text to a spectrum.
 
-use std::path::Path;
 use std::sync::Arc;
 
 use termwise_model::{Model, Precision};
@@ -8,7 +7,7 @@ use termwise_train::collective::Collective;
 
 use super::{Options, RowChoice, Spectrum, check_kernels, measure_with, windows};
 use crate::Error;
-use crate::request::{Monitor, TextOptions, WINDOW};
+use crate::request::{Monitor, TextOptions, WINDOW, short_name, shown_name};
 
 /// Options of [`of_model`].
 #[derive(Clone, Debug)]
@@ -41,8 +40,6 @@ pub struct Request {
 /// If the model or the text cannot be used, or no head has an `exp` or `taylor` kernel.
 pub fn of_model(request: &Request, monitor: &Monitor) -> Result<Spectrum, Error> {
     let folder = monitor.model_folder(request.model.as_deref())?;
-    // A model of the hub is named by owner and name instead of its cache folder.
-    let name = short_name(request.model.as_deref().filter(|name| name.starts_with("hf://")).unwrap_or(&folder.display().to_string()));
     // The model before the text, because tokenization may take long.
     let model = Model::read(&folder)?;
     check_kernels(&model)?;
@@ -55,22 +52,8 @@ pub fn of_model(request: &Request, monitor: &Monitor) -> Result<Spectrum, Error>
     request.precision.warning().into_iter().for_each(|warning| monitor.warn(warning));
     let mut show = |progress: super::Progress| (monitor.progress)(progress.done, progress.of, "layers");
     let mut spectrum = measure_with(&model, &windows, &options, &*request.collective, &mut show)?;
-    spectrum.model.name = name;
+    spectrum.model.name = short_name(&shown_name(request.model.as_deref(), &folder));
     spectrum.text.data = opened.data;
     spectrum.timing = spectrum.timing.filter(|_| request.timing);
     Ok(spectrum)
-}
-
-/// Short name of a model: the last part of its path, preceded by the run for a checkpoint; owner and name on the hub.
-fn short_name(name: &str) -> String {
-    if let Some(rest) = name.strip_prefix("hf://") {
-        return rest.replace(['/', '@'], "-");
-    }
-    let path = std::path::absolute(name).unwrap_or_else(|_| Path::new(name).to_owned());
-    let part = |path: &Path| path.file_name().map_or("model".into(), |name| name.to_string_lossy().into_owned());
-    let parent = path.parent().filter(|parent| parent.file_name().is_some_and(|name| name == "checkpoints"));
-    match parent.and_then(Path::parent) {
-        Some(run) => format!("{}-{}", part(run), part(&path)),
-        None => part(&path),
-    }
 }

@@ -5,13 +5,15 @@ use termwise_report::{
     counted, thousands,
 };
 
+use crate::request::short_name;
+
 use super::report::{Map, Measured, Plan, Point, Report};
 
 impl Documented for Report {
     const KIND: &'static str = "cut";
 
     fn document(&self) -> Document {
-        let name = self.model.trim_end_matches('/').rsplit('/').next().unwrap_or_default();
+        let name = short_name(&self.model);
         let Report { layers, heads, kv_heads, cuttable, length, .. } = self;
         let mut facts = vec![(
             "model",
@@ -38,7 +40,7 @@ impl Documented for Report {
             facts.push(("original", format!("loss {loss}{bits}")));
         }
         facts.push((
-            "kept",
+            "memory",
             format!("{} between tokens for the original model at a context of {}", bytes(self.cache_bytes), thousands(self.context)),
         ));
         // The verdict first.

@@ -11,7 +11,7 @@ use termwise_train::source::{cache_folder, layers_of_model};
 
 use super::{Choice, Options, Outcome, Report, Texts, check_place, run, save};
 use crate::Error;
-use crate::request::{Monitor, TextOptions, WINDOW};
+use crate::request::{Monitor, TextOptions, WINDOW, shown_name};
 
 /// Options of [`measure`].
 #[derive(Clone, Debug)]
@@ -68,7 +68,7 @@ pub fn measure(request: &Request, monitor: &Monitor, changed: &mut dyn FnMut(&Re
     let mut options = request.options.clone();
     options.orders.extend(request.save_order);
     let about = Report {
-        model: folder.display().to_string(),
+        model: shown_name(request.model.as_deref(), folder),
         data: settings.data.clone(),
         layout: settings.layout.clone(),
         calibration: (!request.calibration.is_empty()).then(|| request.calibration.join(", ")),

@@ -26,11 +26,11 @@ impl Documented for Catalogue {
             warnings.extend(first.warnings.iter().map(|warning| format!("**{label}**: {warning}")));
         }
         let counted = format!(
-            "Counted for {heads} heads, {kv_heads} KV heads, head dimension {head_dim} and width {hidden}: adds are parameters added to a layer; state is the floats that a head \
-             keeps, KV where that grows by 2·d per token; even is the tokens at which a KV cache is as large."
+            "Counted for {heads} heads, {kv_heads} KV heads, head dimension {head_dim} and width {hidden}: adds: parameters added to a layer; state: floats per head, KV if they \
+             grow by 2·d per token; even: number of tokens at which a KV cache has the same size."
         );
         let presets_text = format!(
-            "{names} names in {classes} classes. A class has a letter; its presets have equal outputs. Those with the same number also have the same \
+            "{names} names in {classes} classes. A class has a letter; its presets have equal outputs. Presets with the same number also have the same \
              expression; the others are equal up to eps, by the scale-free norm."
         );
         let parts = "A variant is a kernel and settings in any order, as in `exp over=length out norm=l2`.";
@@ -57,7 +57,7 @@ impl Documented for Catalogue {
             Block::Code(self.formula.clone()),
             Block::Text(format!("**{} presets** (= marks equal outputs): {presets}", self.presets.len())),
             Block::Text(format!("**Parts**: {}", parts.collect::<Vec<_>>().join("; "))),
-            Block::Text("`termwise variants VARIANT` describes one; `--details` prints all expressions, costs and parts.".into()),
+            Block::Text("`termwise variants VARIANT` describes one variant.".into()),
         ];
         Document { title: String::new(), lead, sections: Vec::new() }
     }

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 use termwise_experiments::saved::{ReportOptions, is_saved_result, report};
+use termwise_train::log::tell;
 
 use super::show::{self, Format, ShowArgs};
 use crate::context::Context;
@@ -50,8 +51,13 @@ pub fn run(args: &ReportArgs, context: &mut Context) -> Result<Exit, Failure> {
     let mut options = ReportOptions::new(args.runs.clone());
     (options.out, options.markdown) = (args.out.clone(), args.markdown.clone());
     options.provenance = context.provenance.clone();
-    for path in report(&options)?.written {
-        writeln!(context.out, "{}", path.display())?;
+    let found = report(&options)?;
+    match args.details {
+        true => context.print_document(&found.document, true)?,
+        false => context.print_brief(&found.document)?,
+    }
+    for path in found.written {
+        tell(&format!("written: {}", path.display()));
     }
     Ok(Exit::Success)
 }

@@ -10,12 +10,38 @@ fn lines(output: &[u8]) -> (usize, String) {
     (text.lines().count(), text)
 }
 
+/// Commands that print a file or a text of any length, or that do not end.
+const OTHERS: [&str; 5] = ["completions", "demo", "serve", "tokenizer decode", "tokenizer encode"];
+
+/// All commands without subcommands, such as `kv audit`.
+fn leaves(prefix: &str) -> Vec<String> {
+    let words: Vec<&str> = prefix.split_whitespace().chain(["--help"]).collect();
+    let help = lines(&termwise(&words).assert().success().get_output().stdout).1;
+    let listed = |line: &str| line.starts_with("  ") && !line.starts_with("   ");
+    let names: Vec<&str> = match prefix {
+        "" => help.lines().skip(3).filter_map(|line| line.get(9..)?.split_whitespace().next()).take_while(|name| *name != "N,").collect(),
+        _ => {
+            let commands = help.lines().skip_while(|line| *line != "Commands:").skip(1).take_while(|line| listed(line));
+            commands.filter_map(|line| line.split_whitespace().next()).filter(|name| *name != "help").collect()
+        }
+    };
+    match names.is_empty() {
+        true => vec![prefix.to_owned()],
+        false => names.into_iter().flat_map(|name| leaves(format!("{prefix} {name}").trim())).collect(),
+    }
+}
+
 #[test]
-fn commands_print_at_most_25_lines_and_details_print_everything() {
+fn every_command_prints_at_most_25_lines() {
     let place = Place::new();
     place.train(&["--name", "a", "--quiet"]).assert().success();
+    std::fs::write(place.path("s.toml"), format!("[base]\n{}\n[axes]\nseed = [1, 2]\n", place.settings("steps = 1"))).expect("a file");
     let model = "runs/a";
-    let cases: [&[&str]; 14] = [
+    let kv = ["--data", "text.txt", "--calibration-length", "16", "--calibration-contexts", "2", "--length", "16"];
+    let convert = [&["kv", "convert", model, "--keys", "8", "--contexts", "1", "--save", "small"], &kv[..]].concat();
+    let frontier = [&["kv", "frontier", model, "--keys", "8", "--contexts", "2", "--methods", "window,chosen"], &kv[..]].concat();
+    let atlas = [&["kv", "atlas", model], &kv[..]].concat();
+    let cases: [&[&str]; 29] = [
         &["variants"],
         &["variants", "softmax", "taylor=0..4 norm=l2"],
         &["plan", "tiny", "--hardware", "a100"],
@@ -23,24 +49,71 @@ fn commands_print_at_most_25_lines_and_details_print_everything() {
         &["verify", "--cases", "0", "--only", "decoder"],
         &["runs"],
         &["eval", model],
+        &["eval", model, "--slices"],
         &["spectrum", model],
-        &["truncate", model, "--orders", "2,4,6,8,10,12,16", "--no-map", "--length", "8", "--batch", "2"],
+        &["truncate", model, "--orders", "2,4,6,8,10,12,16", "--length", "8", "--batch", "2"],
         &["data", "prepare", "text.txt"],
+        &["data", "show", "text.txt", "--length", "100"],
         &["train", "--resume", "a", "--quiet"],
         &["separation", "--n", "100,1000,10000", "--a1", "0.7,1,3", "--network", "taylor=2..12", "--draws", "50"],
         &["tokenizer", "train", "text.txt", "--vocab", "270", "--out", "tokenizer.json"],
         &["generate", model, "--prompt", "Tom", "--max-tokens", "5"],
+        &["report", "runs"],
+        &["sweep", "s.toml", "--list"],
+        &["sweep", "s.toml"],
+        &["reproduce", "e1", "--scale", "test", "--seeds", "1"],
+        &["export", "torch", "gated_deltanet"],
+        &["bench", "attention", "--shapes", "1x1x4,1x1x8,1x1x9", "--head-dim", "2", "--repeat", "1"],
+        &["bench", "chunk", "--case", "taylor=0..2@4", "--shortest", "128", "--longest", "256", "--repeat", "1"],
+        &["bench", "decode", "--case", "taylor=0..2@4", "--repeat", "1", "--positions", "100", "--cache-positions", "100"],
+        &["bench", "gemm", "--repeat", "1", "--shapes", "8x8x8,8x8x16,8x16x8,16x8x8,16x16x8"],
+        &[
+            "bench", "step", "--vocab", "9", "--hidden", "8", "--heads", "2", "--layers", "1", "--mlp", "8", "--length", "8", "--repeat",
+            "1",
+        ],
+        &convert,
+        &frontier,
+        &atlas,
     ];
-    for arguments in cases {
-        let output = place.command(arguments).env("COLUMNS", "100").assert().success().get_output().clone();
+    let audit = [
+        "kv",
+        "audit",
+        "small",
+        "--against",
+        model,
+        "--data",
+        "text.txt",
+        "--length",
+        "16",
+        "--contexts",
+        "1",
+        "--facts",
+        "1",
+        "--tokens",
+        "4",
+    ];
+    let mut tried = Vec::new();
+    for arguments in cases.into_iter().chain([&audit[..]]) {
+        tried.push(arguments.join(" "));
+        let output = place.command(arguments).env("COLUMNS", "100").output().expect("it runs");
         let (count, text) = lines(&output.stdout);
+        // A failed check of an audit is a result.
+        assert!(output.status.success() || arguments[1] == "audit", "{arguments:?}: {}", lines(&output.stderr).1);
         assert!(count <= MOST, "{arguments:?} printed {count} lines:\n{text}");
         if let Some((left_out, _)) = text.lines().last().and_then(|line| line.strip_prefix('(')?.split_once(" more lines: --details)")) {
-            let whole = place.command(&[arguments, &["--details"]].concat()).env("COLUMNS", "100").assert().success().get_output().clone();
-            let (all, _) = lines(&whole.stdout);
-            assert!(left_out.parse::<usize>().is_ok_and(|left_out| left_out > 0) && all > MOST, "{arguments:?}: {all} lines in all");
+            let whole = place.command(&[arguments, &["--details"]].concat()).env("COLUMNS", "100").output().expect("it runs");
+            let all = lines(&whole.stdout).0;
+            assert!(
+                left_out.parse::<usize>().is_ok_and(|left_out| left_out + count == all + 1),
+                "{arguments:?}: {all} lines in all\n{text}"
+            );
         }
     }
+    let missing: Vec<String> = leaves("")
+        .into_iter()
+        .filter(|name| !OTHERS.contains(&name.as_str()) && !tried.iter().any(|tried| tried.starts_with(name)))
+        .collect();
+    assert!(missing.is_empty() && leaves("").len() >= 27, "not tried: {missing:?}");
     // Details are needed for these, so the test would notice if they were always printed.
     assert!(lines(&termwise(&["variants", "--details"]).assert().success().get_output().stdout).0 > 100);
 }

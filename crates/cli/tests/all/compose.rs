@@ -1,4 +1,4 @@
-//! One command after the other, as a new user types them: what `train` leaves behind is what the others take.
+//! Commands in sequence, as typed by a new user: runs of `train` are accepted by the other commands.
 
 use std::path::Path;
 
@@ -9,7 +9,7 @@ use crate::support::termwise;
 
 const LANGUAGE: &str = "length=32 facts=2 keys=4 values=4 words=4 held_out=8";
 
-/// In this folder, as somebody would type it there.
+/// Runs a command in this folder.
 fn at(folder: &Path, arguments: &[&str]) -> assert_cmd::assert::Assert {
     let mut command = termwise(arguments);
     command.current_dir(folder).env("XDG_CACHE_HOME", folder.join("cache")).assert()
@@ -33,11 +33,11 @@ fn default_commands_compose() {
     let asked = at(here, &["generate"]).success();
     let output = String::from_utf8(asked.get_output().stdout.clone()).expect("text");
     let words: Vec<&str> = output.split_whitespace().collect();
-    // The document as a person reads it, the question, and one token of an answer.
+    // The document as text, the question, and one token as answer.
     assert!(words.len() >= 7 && words[words.len() - 3] == "?" && words[words.len() - 2].starts_with('k'), "{output}");
     asked.stderr(contains("of runs/first, the only run in runs/").and(contains("held-out document 1 asks for k")));
     at(here, &["generate", "first", "--prompt", "k1 v2 k3 v0 ? k1", "--max-tokens", "1", "--quiet"]).success().stderr("");
-    // The answer is the first token after the question, however many follow.
+    // The answer is the first token after the question.
     let mut differ = false;
     for seed in ["1", "2", "3", "4"] {
         let answer = |tokens: &str| {
@@ -53,7 +53,7 @@ fn default_commands_compose() {
         differ |= first != last;
     }
     assert!(differ, "the last token was always the first");
-    // A question of one's own is printed and answered by one token.
+    // A custom question is printed and answered with one token.
     let own = at(here, &["generate", "first", "--prompt", "k1 v2 k3 v0 ? k1", "--ignore-end"]).success().get_output().stdout.clone();
     let own = String::from_utf8(own).expect("text");
     assert!(own.starts_with("k1 v2 k3 v0 ? k1 ") && own.split_whitespace().count() == 7, "{own}");
@@ -63,14 +63,14 @@ fn default_commands_compose() {
     at(here, &["spectrum", "--json"]).success().stdout(contains("\"layers\""));
     at(here, &["truncate", "--orders", "2", "--batch", "2"]).success().stdout(contains("order"));
     for name in ["runs/first", "first"] {
-        at(here, &["report", name]).success().stdout(contains("index.html"));
+        at(here, &["report", name]).success().stderr(contains("index.html"));
     }
     at(here, &["plan", "first", "--hardware", "a100"]).success().stdout(contains("first"));
     at(here, &["data", "show"]).success().stdout(contains("? k").and(contains("<|endoftext|>")));
     at(here, &["data", "show", "--language", "facts=1 keys=1 length=8", "--batch", "1"]).success().stdout(contains("k0 v"));
     at(here, &["data", "prepare"]).failure().stderr(contains("name files"));
 
-    // Another run is newer, and is said to be.
+    // The newest run is selected and named.
     train(here, "second");
     at(here, &["eval"]).success().stderr(contains("runs/second, the newest of 2 runs"));
 }
@@ -110,7 +110,7 @@ fn runs_say_which_build_made_them() {
         assert!(found[0]["command"].as_str().is_some_and(|command| command.contains("train --quiet --name first")), "{text}");
         assert!(!found[0]["instructions"].as_str().expect("a text").is_empty());
     }
-    // So do results: what is printed, and what is written with its page.
+    // Results also compose: printed and written ones.
     std::fs::write(here.join("text.txt"), "a text of some words\n".repeat(50)).expect("a file");
     for (arguments, kind) in [
         (&["train", "--resume", "runs/first"][..], ""),
@@ -139,12 +139,12 @@ fn runs_say_which_build_made_them() {
         }
     }
     at(here, &["--version"]).success().stdout(contains(env!("CARGO_PKG_VERSION")).and(contains("commit unknown").or(contains(" ("))));
-    // Folders of earlier builds say nothing and still load.
+    // Folders of earlier builds, without provenance, still load.
     std::fs::remove_file(here.join("runs/first/checkpoints/step-00000004/provenance.json")).expect("removed");
     std::fs::remove_file(here.join("runs/first/provenance.json")).expect("removed");
     at(here, &["eval", "runs/first/checkpoints/step-00000004"]).success();
     for name in ["runs/first", "first"] {
-        at(here, &["report", name]).success().stdout(contains("index.html"));
+        at(here, &["report", name]).success().stderr(contains("index.html"));
     }
     let page = std::fs::read_to_string(here.join("report/index.html")).expect("a page");
     assert!(page.contains("build unknown") && page.contains("Made by termwise "), "builds of the runs and of the page");

@@ -1,4 +1,4 @@
-//! `termwise reproduce`: a few steps of every experiment, restarted, and the paper's plan.
+//! `termwise reproduce`: a few steps of every experiment, resumption, and the plan of the paper's runs.
 
 use std::path::Path;
 use std::time::SystemTime;
@@ -25,7 +25,7 @@ fn records(folder: &Path) -> Vec<(String, SystemTime)> {
 }
 
 #[test]
-fn a_reproduction_is_run_decided_and_taken_up_again() {
+fn a_reproduction_runs_decides_claims_and_resumes() {
     let folder = tempfile::tempdir().expect("a folder");
     let out = folder.path().join("results");
     let place = out.display().to_string();
@@ -44,7 +44,7 @@ fn a_reproduction_is_run_decided_and_taken_up_again() {
     ] {
         assert!(text.contains(words), "{words}: {text}");
     }
-    // Shown again, the same, and by which build it was made.
+    // Rendered again, the same, with the build.
     let shown = termwise(&["show", &place, "--details"]).assert().success();
     let rest = shown.get_output().stdout.strip_prefix(&run.get_output().stdout[..]).expect("the same");
     assert!(words_of(rest).starts_with("Made by termwise "), "{}", words_of(rest));
@@ -56,7 +56,7 @@ fn a_reproduction_is_run_decided_and_taken_up_again() {
     let brief = termwise(&arguments[..arguments.len() - 1]).env("COLUMNS", "100").assert().success();
     let brief = String::from_utf8_lossy(&brief.get_output().stdout).into_owned();
     assert!(brief.lines().count() <= 25 && brief.contains("Verdicts per experiment") && brief.contains("E6"), "{brief}");
-    // What another build finished is named.
+    // Runs of another build are named.
     let record = records(&out)[0].0.clone();
     let path = out.join("runs").join(&record);
     let text = std::fs::read_to_string(&path).expect("a record");
@@ -91,7 +91,7 @@ fn a_reproduction_is_run_decided_and_taken_up_again() {
         let mut sum = 0.0;
         for run in runs {
             let run = &results["runs"][run];
-            // A number leads to its run's folder, and there it stands.
+            // A number links to the folder of its run, which contains it.
             let metrics =
                 std::fs::read_to_string(out.join(run["folder"].as_str().expect("a folder")).join("metrics.jsonl")).expect("metrics");
             let last: Value = serde_json::from_str(metrics.lines().last().expect("a line")).expect("JSON");
@@ -117,9 +117,9 @@ fn a_reproduction_is_run_decided_and_taken_up_again() {
     let after = records(&out);
     assert!(after.len() == 18 && before.iter().all(|record| after.contains(record)), "finished runs were run again");
 
-    // The same runs as any others: seeds taken together, links that lead from the page to the runs.
+    // As with other runs: seeds are grouped, and the page links to the runs.
     let report = folder.path().join("report");
-    termwise(&["report", &place, "--out", &report.display().to_string()]).assert().success().stdout(contains("index.html"));
+    termwise(&["report", &place, "--out", &report.display().to_string()]).assert().success().stderr(contains("index.html"));
     let page = std::fs::read_to_string(report.join("index.html")).expect("a page");
     let run = again["runs"][0]["folder"].as_str().expect("a folder");
     assert!(page.contains("18 runs, 9 settings") && page.contains(&format!("../results/{run}/metrics.jsonl")));
@@ -157,7 +157,7 @@ fn the_paper_is_planned_and_not_run() {
         assert!(std::fs::read_to_string(settings).expect("settings").contains("recipe = \"paper\""));
     }
     assert!(records(folder.path()).is_empty() && !folder.path().join("results.json").exists());
-    // What it wrote can be given to `sweep`, with the same runs.
+    // `sweep` accepts the written file, with the same runs.
     for (sweep, count) in [("e1.toml", 4), ("e2-1.toml", 4), ("e2-2.toml", 4)] {
         let file = folder.path().join(sweep).display().to_string();
         let listed = termwise(&["sweep", &file, "--list"]).current_dir(folder.path()).assert().success().get_output().stdout.clone();
