@@ -12,17 +12,17 @@ pub trait SyntheticTask: Source {
     /// Its `tokenizer.json`.
     fn tokenizer_json(&self) -> Vec<u8>;
 
-    /// Positions of a document; absent where they have no end.
+    /// Length of a document; `None` if documents have no end.
     fn document(&self) -> Option<usize> {
         None
     }
 
-    /// Whether labels are not the tokens that follow.
+    /// Whether labels differ from the next tokens.
     fn has_own_labels(&self) -> bool {
         false
     }
 
-    /// The associative-recall language, if this is it.
+    /// The associative-recall language; `None` for other tasks.
     fn into_language(self: Box<Self>) -> Option<Language> {
         None
     }
@@ -31,18 +31,29 @@ pub trait SyntheticTask: Source {
 /// A row of the table of tasks.
 struct Task {
     name: &'static str,
+    title: &'static str,
     open: fn(&str) -> Result<Box<dyn SyntheticTask>>,
-    /// Training settings without any other flag, as TOML; empty for the defaults.
+    /// Default training settings as TOML; empty for those of every run.
     settings: &'static str,
 }
 
-/// By their names among the settings of data. The first is also the default.
+/// All tasks. The first is the default data.
 const TASKS: [Task; 5] = [
-    Task { name: Builtin::NAME, open: |options| Ok(Box::new(Language::new(options.parse()?)?)), settings: "" },
-    Task { name: "parity", open: |options| Ok(Box::new(Parity::new(options.parse()?))), settings: "" },
-    Task { name: "mqar", open: |options| Ok(Box::new(Mqar::new(options.parse()?)?)), settings: MQAR },
-    Task { name: "mqar-mini", open: |options| Ok(Box::new(Mqar::mini(options)?)), settings: MINI },
-    Task { name: "s5", open: |options| Ok(Box::new(S5::new(options.parse()?))), settings: "length = 32\n" },
+    Task { name: Builtin::NAME, title: "associative recall", open: |options| Ok(Box::new(Language::new(options.parse()?)?)), settings: "" },
+    Task { name: "parity", title: "parity of bits", open: |options| Ok(Box::new(Parity::new(options.parse()?))), settings: "" },
+    Task {
+        name: "mqar",
+        title: "multi-query associative recall",
+        open: |options| Ok(Box::new(Mqar::new(options.parse()?)?)),
+        settings: MQAR,
+    },
+    Task {
+        name: "mqar-mini",
+        title: "multi-query associative recall, small",
+        open: |options| Ok(Box::new(Mqar::mini(options)?)),
+        settings: MINI,
+    },
+    Task { name: "s5", title: "word problem of S5", open: |options| Ok(Box::new(S5::new(options.parse()?))), settings: "length = 32\n" },
 ];
 
 /// Two layers without positions, with a short convolution, as in Zoology; batches of 256 examples. The protocol has 32 epochs, 22,500 steps; this is one.
@@ -92,7 +103,7 @@ pub struct Builtin {
 }
 
 impl Builtin {
-    /// The name of the associative-recall language, and what the longer names of the others begin with.
+    /// The name of the associative-recall language, and the prefix of the long names of the other tasks.
     pub const NAME: &str = "builtin";
 
     /// All names.
@@ -105,20 +116,25 @@ impl Builtin {
         TASKS.iter().find(|task| task.name == short)
     }
 
-    /// Whether it is a name of a task: `parity`, or `builtin:parity`.
+    /// Whether this is the name of a task: `parity`, or `builtin:parity`.
     pub fn is_name(name: &str) -> bool {
         Builtin::find(name).is_some()
     }
 
-    /// Training settings of a task, as TOML, that apply where nothing else is said.
+    /// What a task tests, in a few words; `None` if there is no such task.
+    pub fn title(name: &str) -> Option<&'static str> {
+        Builtin::find(name).map(|task| task.title)
+    }
+
+    /// Default training settings of a task as TOML.
     pub fn settings(name: &str) -> &'static str {
         Builtin::find(name).map_or("", |task| task.settings)
     }
 
-    /// The task of this name with these options; `None` where it is not a name of a task.
+    /// The task of this name with these options; `None` if there is no such task.
     ///
     /// # Errors
-    /// If the options are not possible.
+    /// If the options are invalid.
     pub fn open(name: &str, options: &str) -> Result<Option<Builtin>> {
         Builtin::find(name).map(|task| Ok(Builtin { task: (task.open)(options)? })).transpose()
     }
@@ -136,17 +152,17 @@ impl Builtin {
         Tokenizer::of_json("the built-in data", &self.tokenizer_json(), None)
     }
 
-    /// Positions of a document; absent where they have no end.
+    /// Length of a document; `None` if documents have no end.
     pub fn document(&self) -> Option<usize> {
         self.task.document()
     }
 
-    /// Whether labels are not the tokens that follow.
+    /// Whether labels differ from the next tokens.
     pub fn has_own_labels(&self) -> bool {
         self.task.has_own_labels()
     }
 
-    /// The associative-recall language, if this is it.
+    /// The associative-recall language; `None` for other tasks.
     pub fn into_language(self) -> Option<Language> {
         self.task.into_language()
     }

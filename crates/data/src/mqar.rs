@@ -6,17 +6,14 @@
 //! random tokens from 0..V, and have no label.
 //!
 //! Training examples are a finite set in a random order that depends on the seed, once per epoch. Test examples come in the order of their groups;
-//! those that are longer than a row are left out. Shorter examples are padded.
-
-use std::fmt;
-use std::str::FromStr;
+//! examples longer than a row are omitted. Shorter examples are padded.
 
 use serde::{Deserialize, Serialize};
 
 use crate::builtin::SyntheticTask;
 use crate::error::{Error, Result};
 use crate::language::words_tokenizer;
-use crate::{BestLoss, Rows, Source, dials, rng};
+use crate::{BestLoss, Rows, Source, rng, task_options};
 
 /// Options of MQAR.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -30,7 +27,7 @@ pub struct MqarConfig {
     pub train: String,
     /// Test groups, likewise.
     pub test: String,
-    /// Number of the first test example of each group: other numbers are other examples, for instance to choose a learning rate on.
+    /// Index of the first test example of each group. Another index selects other examples, for example to tune a learning rate.
     pub held_out_from: usize,
 }
 
@@ -51,19 +48,7 @@ impl Default for MqarConfig {
 const MINI: &str = "vocabulary=1024 train=64:4:60000/128:8:20000/128:16:20000/128:32:20000 \
     test=64:4:200/64:8:200/128:16:200/128:32:200/256:64:200";
 
-impl fmt::Display for MqarConfig {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        dials::write(self, f)
-    }
-}
-
-impl FromStr for MqarConfig {
-    type Err = Error;
-
-    fn from_str(text: &str) -> Result<MqarConfig> {
-        dials::read(text)
-    }
-}
+task_options::text_form!(MqarConfig);
 
 /// Examples of one length and number of pairs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -94,7 +79,7 @@ impl Mqar {
     /// # Errors
     /// If a group is not possible.
     pub fn new(config: MqarConfig) -> Result<Mqar> {
-        let refuse = |problem: String| Error::DataSetting { key: "language", problem };
+        let refuse = |problem: String| Error::DataSetting { key: "builtin_options", problem };
         if config.vocabulary < 4 || config.vocabulary > 1 << 24 || !config.vocabulary.is_multiple_of(2) {
             return Err(refuse(format!("gives vocabulary={}; it must be even and from 4 to 16777216", config.vocabulary)));
         }
@@ -202,7 +187,7 @@ impl Source for Mqar {
         if time < self.longest() {
             let problem =
                 format!("has examples of {} tokens and rows have {time} positions; use --length {}", self.longest(), self.longest());
-            return Err(Error::DataSetting { key: "language", problem });
+            return Err(Error::DataSetting { key: "builtin_options", problem });
         }
         let total: u64 = self.train.iter().map(|group| group.examples).sum();
         out.lengths.resize(rows, 1);

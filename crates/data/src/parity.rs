@@ -1,36 +1,32 @@
-//! Bits, and after each of them the parity of all bits so far: what a state must change with every token, and keep for ever.
+//! Parity: random bits, with the parity of all bits so far as label. The state changes with every relevant token and must be kept indefinitely.
 //!
-//! A row is one sequence: a mark, then bits, each 0 or 1 with probability 1/2. The label at a position is no token that follows but the
-//! parity up to there, as the token of that bit; at the mark it is 0. Every label is determined, so that the best loss is 0, and the loss of
-//! one who knows nothing is ln 2. Sequences have no end: rows of any length hold the first so many tokens of the same sequences, so that
-//! a model can be evaluated at lengths that it was not trained on (`eval_length`).
+//! A row is one sequence: a start token, then bits, each 0 or 1 with probability 1/2. The label at a position is the parity up to there, as the
+//! token of that bit; at the start it is 0. Every label is determined, so the best loss is 0; a uniform prediction has ln 2. Sequences have no
+//! end: rows of any length are prefixes of the same sequences, so a model can be evaluated at other lengths (`eval_length`).
 //!
 //! A recurrent network whose state is multiplied by factors from 0 to 1 cannot do this at every length; one with a factor of −1 can
 //! (arXiv 2411.12537). The write rule has factors 1 − β·‖Φ(k)‖²: from 0 on with β up to 1, from −1 on with β up to 2.
-
-use std::fmt;
-use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
 use crate::builtin::SyntheticTask;
 use crate::error::{Error, Result};
-use crate::{BestLoss, Rows, Source, dials, rng};
+use crate::{BestLoss, Rows, Source, rng, task_options};
 
-/// What begins a sequence.
+/// The start token of a sequence.
 const START: u32 = 0;
 /// The token of bit 0; that of bit 1 follows.
 const ZERO: u32 = 1;
-/// Bits that one number of the generator makes.
+/// Bits per random number.
 const WORD: usize = 64;
 
-/// The dials of parity.
+/// Options of parity.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct ParityConfig {
-    /// Sequences held out.
+    /// Number of held-out sequences.
     pub held_out: usize,
-    /// Number of the first of them: other numbers are other sequences, for instance to choose a learning rate on.
+    /// Index of the first held-out sequence. Another index selects other sequences, for example to tune a learning rate.
     pub held_out_from: usize,
 }
 
@@ -40,33 +36,21 @@ impl Default for ParityConfig {
     }
 }
 
-impl fmt::Display for ParityConfig {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        dials::write(self, f)
-    }
-}
+task_options::text_form!(ParityConfig);
 
-impl FromStr for ParityConfig {
-    type Err = Error;
-
-    fn from_str(text: &str) -> Result<ParityConfig> {
-        dials::read(text)
-    }
-}
-
-/// Parity as a source of batches. Tokens: 0 begins a sequence, 1 and 2 are the bits 0 and 1.
+/// Parity as a source of batches. Tokens: 0 starts a sequence, 1 and 2 are the bits 0 and 1.
 #[derive(Clone, Debug)]
 pub struct Parity {
     config: ParityConfig,
 }
 
 impl Parity {
-    /// Parity with these dials.
+    /// Parity with these options.
     pub fn new(config: ParityConfig) -> Parity {
         Parity { config }
     }
 
-    /// Fills rows with sequences from number `first` on, as long as they are below `end`.
+    /// Fills rows with the sequences from `first` up to `end`.
     fn fill(&self, stream: [u64; 2], first: u64, end: u64, rows: usize, time: usize, out: &mut Rows) {
         out.reset(rows, time);
         out.scored = true;
@@ -98,7 +82,7 @@ impl Source for Parity {
     }
 
     fn fingerprint(&self) -> String {
-        // Left out where it does nothing: data of earlier builds keep their fingerprint.
+        // Omitted at its default, so data of earlier builds keep their fingerprint.
         let text = format!("parity 1: {:?}", self.config).replace(", held_out_from: 0", "");
         blake3::hash(text.as_bytes()).to_hex()[..16].to_string()
     }
@@ -169,29 +153,29 @@ mod tests {
         for (short, long) in short.ids.chunks(16).zip(long.ids.chunks(130)) {
             assert_eq!(short, &long[..16]);
         }
-        let parity = Parity::new("held_out=5".parse().expect("dials"));
+        let parity = Parity::new("held_out=5".parse().expect("options"));
         let (mut out, mut count) = (Rows::default(), 0);
         while parity.held_out(count, 2, 130, &mut out).expect("a batch") {
             assert!(out.ids.chunks(130).all(|ids| long.ids.chunks(130).all(|other| other != ids)));
             count += 1;
         }
-        // The last of three batches has a row that is not asked for.
+        // The last of three batches has an unused row.
         assert_eq!(count, 3);
         parity.held_out(2, 2, 130, &mut out).expect("a batch");
         assert!(out.labels[130..].iter().all(|&label| label == -100));
         let last = out.ids[..130].to_vec();
-        Parity::new("held_out=1 held_out_from=4".parse().expect("dials")).held_out(0, 1, 130, &mut out).expect("a batch");
+        Parity::new("held_out=1 held_out_from=4".parse().expect("options")).held_out(0, 1, 130, &mut out).expect("a batch");
         assert_eq!(out.ids, last, "sequence 4");
     }
 
     #[test]
-    fn bits_are_text_and_wrong_dials_are_named() {
+    fn bits_are_text_and_wrong_options_are_named() {
         let parity = Parity::new(ParityConfig::default());
         let tokenizer = crate::Tokenizer::of_json("parity", &parity.tokenizer_json(), None).unwrap_or_else(|error| panic!("{error}"));
         assert_eq!(tokenizer.vocabulary(), parity.vocabulary());
         assert_eq!(tokenizer.encode("0 1 1", true).expect("tokens"), [0, 1, 2, 2]);
         let error = "held=3".parse::<ParityConfig>().expect_err("no such dial").to_string();
         assert!(error.contains("did you mean `held_out`"), "{error}");
-        assert_ne!(parity.fingerprint(), Parity::new("held_out=5".parse().expect("dials")).fingerprint());
+        assert_ne!(parity.fingerprint(), Parity::new("held_out=5".parse().expect("options")).fingerprint());
     }
 }

@@ -1,20 +1,17 @@
-//! The word problem of S₅: permutations of five things, and after each of them the product of all so far.
+//! The word problem of S₅: permutations of five elements, with the product of all permutations so far as label.
 //!
 //! A row is a start token and then elements of S₅, uniform and independent. The label at a position is the product gₜ∘…∘g₁, as the token of that
 //! element; at the start it is the identity. Every label is determined, and uniform predictions have ln 120 = 4.787 nats. The problem is complete
 //! for NC¹: models whose state changes by commuting factors cannot solve it at every length (arXiv 2404.08819).
 
-use std::fmt;
-use std::str::FromStr;
-
 use serde::{Deserialize, Serialize};
 
 use crate::builtin::SyntheticTask;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::language::words_tokenizer;
-use crate::{BestLoss, Rows, Source, dials, rng};
+use crate::{BestLoss, Rows, Source, rng, task_options};
 
-/// Begins a sequence; element i is token i + 1.
+/// The start token of a sequence; element i is token i + 1.
 const START: u32 = 0;
 const ELEMENTS: usize = 120;
 
@@ -22,9 +19,9 @@ const ELEMENTS: usize = 120;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct S5Config {
-    /// Sequences held out.
+    /// Number of held-out sequences.
     pub held_out: usize,
-    /// Number of the first of them.
+    /// Index of the first held-out sequence.
     pub held_out_from: usize,
 }
 
@@ -34,19 +31,7 @@ impl Default for S5Config {
     }
 }
 
-impl fmt::Display for S5Config {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        dials::write(self, f)
-    }
-}
-
-impl FromStr for S5Config {
-    type Err = Error;
-
-    fn from_str(text: &str) -> Result<S5Config> {
-        dials::read(text)
-    }
-}
+task_options::text_form!(S5Config);
 
 /// The word problem of S₅ as a source of batches.
 #[derive(Clone, Debug)]
@@ -144,7 +129,7 @@ mod tests {
         let mut seen = std::collections::HashSet::new();
         for (ids, labels) in rows.ids.chunks(30).zip(rows.labels.chunks(30)) {
             assert_eq!((ids[0], labels[0]), (START, 1), "the identity is the first element");
-            // Where each thing is after all permutations so far, followed one thing at a time.
+            // The image of each element under all permutations so far, followed one element at a time.
             for t in 1..30 {
                 let end = |thing: u8| ids[1..=t].iter().fold(thing, |at, &id| s5.elements[id as usize - 1][usize::from(at)]);
                 assert_eq!(s5.elements[labels[t] as usize - 1], [0, 1, 2, 3, 4].map(end));

@@ -169,7 +169,7 @@ impl Split {
 /// Tokens of a block.
 const BLOCK: u64 = 8192;
 
-/// A range, or evenly spaced blocks of it with so many tokens in all where it has more.
+/// A range, or evenly spaced blocks of it with at most this many tokens in total.
 fn blocks(range: Range<u64>, tokens: u64) -> Vec<Range<u64>> {
     let length = range.end - range.start;
     if tokens == 0 || tokens >= length {

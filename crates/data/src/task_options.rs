@@ -14,19 +14,18 @@ fn table(options: &impl Serialize) -> toml::Table {
 
 /// Parses options without validating their values.
 pub(crate) fn read<T: Default + Serialize + DeserializeOwned>(text: &str) -> Result<T> {
-    let refuse = |problem| Error::DataSetting { key: "language", problem };
+    let refuse = |problem| Error::DataSetting { key: "builtin_options", problem };
     let mut table = table(&T::default());
     let mut seen = Vec::new();
     for word in text.split([' ', ',']).filter(|word| !word.is_empty()) {
-        let (key, value) =
-            word.split_once('=').ok_or_else(|| refuse(format!("contains `{word}`; write settings as `facts=12 keys=64`")))?;
+        let (key, value) = word.split_once('=').ok_or_else(|| refuse(format!("contains `{word}`; write options as `facts=12 keys=64`")))?;
         let Some(slot) = table.get_mut(key) else {
             let known: Vec<&str> = table.keys().map(String::as_str).collect();
             let hint = match nearest(key, known.iter().copied()) {
                 Some(close) => format!("did you mean `{close}`?"),
                 None => format!("there are {}", known.join(", ")),
             };
-            return Err(refuse(format!("has no setting `{key}`; {hint}")));
+            return Err(refuse(format!("has no option `{key}`; {hint}")));
         };
         if seen.contains(&key) {
             return Err(refuse(format!("sets `{key}` twice; set it once")));
@@ -41,6 +40,27 @@ pub(crate) fn read<T: Default + Serialize + DeserializeOwned>(text: &str) -> Res
     }
     table.try_into().map_err(|error: toml::de::Error| refuse(format!("is invalid: {}", error.message())))
 }
+
+/// Implements `FromStr` and `Display` for the options of a task.
+macro_rules! text_form {
+    ($type:ty) => {
+        impl std::str::FromStr for $type {
+            type Err = $crate::error::Error;
+
+            fn from_str(text: &str) -> $crate::error::Result<$type> {
+                $crate::task_options::read(text)
+            }
+        }
+
+        impl std::fmt::Display for $type {
+            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                $crate::task_options::write(self, f)
+            }
+        }
+    };
+}
+
+pub(crate) use text_form;
 
 /// Formats the options that differ from their defaults, separated by spaces.
 pub(crate) fn write<T: Default + Serialize>(options: &T, f: &mut fmt::Formatter<'_>) -> fmt::Result {

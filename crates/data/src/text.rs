@@ -31,7 +31,7 @@ const MARK: u64 = 4096;
 pub struct TextSource {
     tokenizer: Tokenizer,
     tokens: Tokens,
-    /// The held-out text, where it is another one.
+    /// The held-out text, if it is separate.
     valid: Option<Tokens>,
     split: Split,
     layout: Layout,

@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 use termwise_report::{Block, Cell, Document, Documented, Section, Table, Tone, thousands};
 
 use crate::eval::{Evaluation, Excess, Part, Windows};
-use crate::progress::perplexity;
+use crate::progress::compact;
 use crate::run::Outcome;
 use crate::slices::Slices;
 use crate::sweep::{Point, Statistic, Summary};
@@ -77,7 +77,7 @@ fn facts_of(evaluation: &Evaluation) -> Vec<(String, String)> {
     let Evaluation { loss, bits_per_byte, accuracy, recall, rest, excess, within, beyond, .. } = *evaluation;
     let bits = bits_per_byte.map_or(String::new(), |bits| format!(", {bits:.4} bits per byte"));
     // Computed from the loss: a JSON file has no infinity.
-    let mut facts = vec![("loss".to_owned(), format!("{loss:.4}, perplexity {}{bits}", perplexity(loss.exp())))];
+    let mut facts = vec![("loss".to_owned(), format!("{loss:.4}, perplexity {}{bits}", compact(loss.exp(), 3)))];
     let above = |of: Option<f64>| of.map_or(String::new(), |above| format!(", {above:.4} above the best possible"));
     let part = |part: Part, excess: Option<f64>| format!("{:.4} over {} tokens{}", part.loss, thousands(part.tokens), above(excess));
     let excess = excess.unwrap_or(Excess { all: f64::NAN, recall: None, rest: None });
@@ -143,7 +143,7 @@ impl Documented for Summary {
         let best = if rates { "At the best learning rate, best first" } else { "Best first" };
         let mut sections = vec![
             Section::new("Mean ± standard deviation over seeds", vec![Block::table("groups", self.groups_table())]),
-            Section::new(best, vec![Block::table("best", self.best_table())]),
+            Section::new(best, vec![Block::table("best", self.best_table(rates))]),
         ];
         let failed = self.runs.iter().filter(|run| run.status == "failed");
         let failed: Vec<Block> = failed.map(|run| Block::badge(Tone::Bad, format!("run {}", run.hash), run.note.clone())).collect();
@@ -166,9 +166,11 @@ impl Summary {
         table
     }
 
-    fn best_table(&self) -> Table {
+    /// With a column for the learning rate if it is an axis.
+    fn best_table(&self, rates: bool) -> Table {
         let all: Vec<&Point> = self.best.iter().map(|best| &best.point).collect();
-        let mut table = Table::new("", ["settings", "lr", &self.metric, "remark"]);
+        let columns = ["settings"].into_iter().chain(rates.then_some("lr")).chain([self.metric.as_str(), "note"]);
+        let mut table = Table::new("", columns.collect::<Vec<_>>());
         for (i, best) in self.best.iter().enumerate() {
             let behind = match best.beyond_deviation {
                 _ if i == 0 => String::new(),
@@ -177,9 +179,10 @@ impl Summary {
                 None => format!("{:.4} behind, with one seed", best.behind),
             };
             let edge = if best.at_edge { "the best learning rate is at the edge of the grid; extend the grid" } else { "" };
-            let remark = [behind.as_str(), edge].into_iter().filter(|note| !note.is_empty()).collect::<Vec<_>>().join("; ");
-            let rate = Cell::maybe(best.learning_rate.as_ref(), Cell::text);
-            table.rows.push(vec![Cell::text(words(&best.point, &all)), rate, statistic(&best.metric), Cell::text(remark)]);
+            let note = [behind.as_str(), edge].into_iter().filter(|note| !note.is_empty()).collect::<Vec<_>>().join("; ");
+            let rate = rates.then(|| Cell::maybe(best.learning_rate.as_ref(), Cell::text));
+            let cells = [Cell::text(words(&best.point, &all))].into_iter().chain(rate);
+            table.rows.push(cells.chain([statistic(&best.metric), Cell::text(note)]).collect());
         }
         table
     }

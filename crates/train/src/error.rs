@@ -85,7 +85,15 @@ pub enum Error {
         /// The valid checkpoint.
         good: PathBuf,
     },
-    /// Nothing to resume from.
+    /// A run that does not exist.
+    #[error("there is no run `{}`: {problem}", folder.display())]
+    NoRun {
+        /// The requested directory or name.
+        folder: PathBuf,
+        /// The finding and the remedy.
+        problem: String,
+    },
+    /// No checkpoint to resume from.
     #[error("{}: {problem}", folder.display())]
     NoCheckpoint {
         /// The run's directory.
@@ -231,6 +239,7 @@ impl Error {
         match self {
             Error::Attention(_)
             | Error::NoModel { .. }
+            | Error::NoRun { .. }
             | Error::Setting { .. }
             | Error::Toml { .. }
             | Error::UnknownSetting { .. }

@@ -14,32 +14,32 @@ use crate::error::{Error, Result};
 use crate::step::{counts, of_words, part_of, within_batch, words_of};
 use termwise_data::{BestLoss, Rows, Source};
 
-/// What an evaluation found.
+/// The result of an evaluation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Evaluation {
-    /// Tokens that were asked for.
+    /// Number of labels.
     pub tokens: u64,
     /// Cross-entropy, the mean over all tokens, in nats.
     pub loss: f64,
     /// exp of the mean over all tokens.
     #[serde(deserialize_with = "termwise_report::nan")]
     pub perplexity: f64,
-    /// Bits for each byte of text; absent where the data is not text.
+    /// Bits per byte; `None` if the data are not text.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bits_per_byte: Option<f64>,
-    /// Share of answers with the largest probability, where the data is a task with answers.
+    /// Share of labels with the largest probability, for tasks with separate labels.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub accuracy: Option<f64>,
-    /// Tokens that can only be recalled, where the data marks them.
+    /// Recall tokens, if the data marks them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub recall: Option<Part>,
-    /// The others.
+    /// All other tokens.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rest: Option<Part>,
-    /// Loss above that of the best possible predictor, where it is known.
+    /// Loss above that of the best possible predictor, if known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub excess: Option<Excess>,
-    /// Positions that rows of training have, where rows are longer here.
+    /// Positions within the training length, if rows are longer.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub within: Option<Part>,
     /// Positions beyond them.
@@ -50,9 +50,9 @@ pub struct Evaluation {
 /// Some of the tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Part {
-    /// How many.
+    /// Their number.
     pub tokens: u64,
-    /// Mean loss in nats; 0 where there is none.
+    /// Mean loss in nats; 0 without tokens.
     pub loss: f64,
 }
 
@@ -64,7 +64,7 @@ pub struct Excess {
     /// Over recall tokens.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub recall: Option<f64>,
-    /// Over the others.
+    /// Over the other tokens.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rest: Option<f64>,
 }
@@ -200,7 +200,7 @@ impl Sums {
         ]
     }
 
-    /// Read back; `None` where a rank had none.
+    /// Deserializes sums; `None` if a rank had none.
     fn of_words(words: &[u64]) -> Option<Sums> {
         let (&[a, b, c, d, e, f, g, h, marked, trained, bytes, scored, correct], rest) = words.split_first_chunk()?;
         let nonpositive = of_words(*rest.first_chunk()?);
@@ -209,7 +209,7 @@ impl Sums {
         Some(Sums { all, recall, marked: marked == 1, scored: scored == 1, correct, trained, within, beyond, bytes, nonpositive })
     }
 
-    /// Whether the sum of losses is a number.
+    /// Whether the sum of losses is finite.
     pub fn is_finite(&self) -> bool {
         self.all.loss.is_finite()
     }
@@ -219,7 +219,7 @@ impl Sums {
         self.nonpositive
     }
 
-    /// What they come to; `best` is what the best possible predictor has.
+    /// The evaluation; `best` is the loss of the best possible predictor.
     pub fn finish(&self, best: Option<BestLoss>) -> Evaluation {
         let loss = self.all.mean();
         let rest = Sum { loss: self.all.loss - self.recall.loss, count: self.all.count - self.recall.count };
@@ -236,24 +236,24 @@ impl Sums {
     }
 }
 
-/// How text is cut into windows.
+/// Windows of text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Windows {
-    /// Windows computed at once.
+    /// Windows per batch.
     pub batch: usize,
-    /// Positions of a window.
+    /// Tokens per window.
     pub length: usize,
-    /// Tokens that a window asks for.
+    /// Predicted tokens per window.
     pub stride: usize,
 }
 
-/// Evaluates a model on the held-out batches of a source, at most `limit` batches where that is not 0.
+/// Evaluates a model on the held-out batches of a source, at most `limit` batches unless it is 0.
 pub fn evaluate(model: &Model, source: &dyn Source, windows: Windows, limit: u64) -> Result<Evaluation> {
     Ok(evaluate_with(model, source, windows, limit, SessionOptions::default(), &Alone)?.0)
 }
 
-/// As [`evaluate`], computed as the options say, and the first denominator of an attention that was not positive. Ranks share the batches; the
-/// result is the same on all of them, whatever their number. A loss that is not finite is an error.
+/// As [`evaluate`], with options. Also returns the first denominator that was not positive. Ranks share the batches; the result is the same on
+/// all ranks and for any number of them. A loss that is not finite is an error.
 pub fn evaluate_with(
     model: &Model,
     source: &dyn Source,
@@ -274,7 +274,7 @@ pub fn evaluate_with(
     )
 }
 
-/// As [`evaluate_with`] in one process; calls `observe` with the rows of each batch and the loss of every position, 0 where nothing is predicted.
+/// As [`evaluate_with`] in one process; calls `observe` with the rows of each batch and the loss of every position, 0 without a label.
 pub fn evaluate_observed(
     model: &Model,
     source: &dyn Source,
@@ -354,7 +354,7 @@ fn open<'a>(
         let expected = format!("the model knows {} tokens; use the model's own tokenizer", model.config.vocab_size);
         return Err(bad("vocabulary of the data", source.vocabulary(), expected));
     }
-    // No gradients are needed, and the parameters are there already.
+    // No gradients are needed.
     let options = options.forward_only(true);
     crate::memory::check(&model.config, batch, length, 0, 1)?;
     let session = model.session(batch, length, options)?;
@@ -380,7 +380,7 @@ pub(crate) fn over_ranks(
                 own = Some(measure(&rows)?);
             }
         }
-        // A round: each rank has brought a batch, or there are no more.
+        // One round: each rank has measured a batch, or there are no more.
         let found = match size {
             1 => vec![own],
             _ => collective

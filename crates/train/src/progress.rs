@@ -102,15 +102,15 @@ impl Progress {
     }
 }
 
-/// A perplexity with three decimals, or in scientific notation if it is large.
-pub fn perplexity(value: f64) -> String {
-    if value < 1e6 { format!("{value:.3}") } else { format!("{value:.3e}") }
+/// A value with this many decimals, or in scientific notation if it is large.
+pub fn compact(value: f64, decimals: usize) -> String {
+    if value < 1e6 { format!("{value:.decimals$}") } else { format!("{value:.3e}") }
 }
 
 /// An evaluation as one line.
 pub fn describe(evaluation: &Evaluation) -> String {
     let Evaluation { loss, bits_per_byte, accuracy, recall, rest, excess, within, beyond, .. } = evaluation;
-    let mut text = format!("held-out loss {loss:.4}, perplexity {}", perplexity(evaluation.perplexity));
+    let mut text = format!("held-out loss {loss:.4}, perplexity {}", compact(evaluation.perplexity, 3));
     if let Some(bits) = bits_per_byte {
         text += &format!(", {bits:.4} bits per byte");
     }

@@ -1,45 +1,45 @@
-//! The dials of the language.
+//! Options of the language.
 
 use std::fmt;
 use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-use crate::dials;
 use crate::error::{Error, Result};
+use crate::task_options;
 
-/// What the language is like. On the command line: `facts=20 keys=128`, the others as by default, separated by spaces or commas.
+/// Options of the language. On the command line: `facts=20 keys=128`, separated by spaces or commas; omitted options have their defaults.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct LanguageConfig {
-    /// L: positions of a document. Rows hold whole documents, so T is a multiple of it.
+    /// L: length of a document. Rows contain whole documents, so T is a multiple of it.
     pub length: usize,
-    /// F: facts that a document states, all before its first question.
+    /// F: facts per document, all before the first question.
     pub facts: usize,
-    /// K: different keys that facts can be about.
+    /// K: number of keys.
     pub keys: usize,
-    /// V: different values that they can have.
+    /// V: number of values.
     pub values: usize,
-    /// W: different words between facts and questions.
+    /// W: number of words.
     pub words: usize,
-    /// How many tokens before it a word depends on.
+    /// Number of preceding tokens that a word depends on.
     pub order: usize,
-    /// b: different words that can follow the same tokens; the j-th has probability 1/j over their sum.
+    /// b: number of words that can follow the same tokens; the j-th has a probability proportional to 1/j.
     pub branching: usize,
-    /// α: the probability that a fact comes next, as long as some are missing; otherwise a word does.
+    /// α: probability that the next phrase is a fact while facts are missing; otherwise it is a word.
     pub fact_rate: f64,
-    /// β: the probability that a question comes next, once all facts are stated; otherwise a word does.
+    /// β: probability that the next phrase is a question after all facts; otherwise it is a word.
     pub question_rate: f64,
-    /// Documents held out.
+    /// Number of held-out documents.
     pub held_out: usize,
-    /// Number of the first of them: other numbers are other documents, for instance to choose a learning rate on.
+    /// Index of the first held-out document. Another index selects other documents, for example to tune a learning rate.
     pub held_out_from: usize,
-    /// Which language of this kind it is: which words follow which.
+    /// Seed of the word transitions.
     pub dialect: u32,
-    /// U: facts that are stated once more, with any value, after all are stated and before the first question; the last value counts.
+    /// U: facts that are stated again, with any value, after all facts and before the first question; the last value counts.
     pub updates: usize,
-    /// G: words between the last statement and the first question. Where it is not 0, questions go round: each fact is asked for once
-    /// before any is asked for again, so that the answers of the first round are all further away than this.
+    /// G: words between the last statement and the first question. If it is not 0, questions are in rounds: each fact is queried once before
+    /// any is queried again, so all answers of the first round are at a larger distance than G.
     pub gap: usize,
 }
 
@@ -65,7 +65,7 @@ impl Default for LanguageConfig {
 }
 
 impl LanguageConfig {
-    /// Whether there is such a language.
+    /// Checks that the options are consistent.
     pub fn check(&self) -> Result<()> {
         let refuse = |key, problem: String| Err(Error::DataSetting { key, problem: format!("of the built-in language {problem}") });
         let largest = 1 << 24;
@@ -121,10 +121,10 @@ impl LanguageConfig {
     }
 }
 
-/// The settings that are not as by default, separated by spaces.
+/// The options that differ from their defaults, separated by spaces.
 impl fmt::Display for LanguageConfig {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        dials::write(self, f)
+        task_options::write(self, f)
     }
 }
 
@@ -132,7 +132,7 @@ impl FromStr for LanguageConfig {
     type Err = Error;
 
     fn from_str(text: &str) -> Result<LanguageConfig> {
-        let config: LanguageConfig = dials::read(text)?;
+        let config: LanguageConfig = task_options::read(text)?;
         config.check()?;
         Ok(config)
     }

@@ -1,4 +1,4 @@
-//! Documents, token by token.
+//! Generation of documents.
 
 use super::LanguageConfig;
 use crate::rng;
@@ -6,23 +6,23 @@ use crate::rng;
 pub(super) const START: u32 = 0;
 pub(super) const QUESTION: u32 = 1;
 const MARKS: usize = 2;
-/// A label that does not count.
+/// A label that is ignored.
 const UNASKED: i32 = -100;
 
-/// The rules by which documents are written.
+/// The generator of documents.
 #[derive(Debug)]
 pub(super) struct Grammar {
     pub config: LanguageConfig,
-    /// Probability that a word is among the first j + 1 of those that can follow.
+    /// Cumulative probability of the first j + 1 possible words.
     cumulative: Vec<f64>,
 }
 
-/// Where in a phrase the document is.
+/// Position within a phrase.
 #[derive(Clone, Copy)]
 enum Place {
     /// The last phrase is complete.
     End,
-    /// After the key of this fact; one that is stated already gets another value.
+    /// After the key of this fact; a fact that was stated before gets a new value.
     Fact { key: u32, fact: usize },
     /// After a question mark.
     Question,
@@ -63,17 +63,17 @@ impl Grammar {
         (MARKS as u32..self.key(0)).contains(&token)
     }
 
-    /// The word of rank `rank` among those that follow these tokens, the nearest last.
+    /// The word of rank `rank` among the possible words after these tokens, the nearest last.
     pub fn successor(&self, before: &[u32], rank: usize) -> u32 {
         let order = self.config.order;
-        // What is before the first token counts as blank, as everything that is no word does.
+        // Positions before the first token count as blank, as do tokens that are not words.
         let recent = before.iter().rev().map(|&token| if self.is_word(token) { token } else { START });
         let context = recent.chain(std::iter::repeat(START)).take(order);
         let key = context.fold(rng::hash(&[3, self.config.dialect as u64]), |key, token| rng::hash(&[key, token as u64]));
         self.word(rng::permuted(key, self.config.words as u64, rank as u64))
     }
 
-    /// Writes the document of this key: L inputs, L labels, and whether these are recall tokens.
+    /// Writes the document of this key: L inputs, L labels, and whether each label is a recall token.
     pub fn write(&self, key: u64, ids: &mut [u32], labels: &mut [i32], recall: &mut [bool]) {
         let config = &self.config;
         let mut draw = Draw { key, count: 0 };
@@ -129,14 +129,14 @@ impl Grammar {
     }
 }
 
-/// 1/j over its sum, j = 1..=b.
+/// 1/j for j = 1..=b, normalized.
 pub(super) fn word_probabilities(branching: usize) -> Vec<f64> {
     let weights: Vec<f64> = (1..=branching).map(|j| 1.0 / j as f64).collect();
     let sum: f64 = weights.iter().sum();
     weights.into_iter().map(|w| w / sum).collect()
 }
 
-/// The numbers below n in a random order, each once, then again from the first on in another order.
+/// The numbers below n in random order, each once, then again in another order.
 struct Shuffled {
     order: Vec<u32>,
     given: usize,
@@ -147,7 +147,7 @@ impl Shuffled {
         Shuffled { order: (0..n as u32).collect(), given: 0 }
     }
 
-    /// One step of Fisher and Yates: numbers before this place are given.
+    /// One step of a Fisher–Yates shuffle; numbers before this index were returned.
     fn next(&mut self, draw: &mut Draw) -> usize {
         let n = self.order.len();
         let place = self.given;
@@ -157,7 +157,7 @@ impl Shuffled {
     }
 }
 
-/// Random numbers of one document, each computed from its index.
+/// Random numbers of one document, computed from their index.
 struct Draw {
     key: u64,
     count: u64,

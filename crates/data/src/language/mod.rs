@@ -1,32 +1,29 @@
-//! A language that the program makes up itself, so that the best possible loss is known.
+//! The associative-recall language: synthetic data with a known best loss.
 //!
-//! A document begins with a mark and is a sequence of three kinds of phrases:
+//! A document begins with a start token, followed by phrases of three kinds:
 //!
 //! ```text
-//! word            drawn from b words that depend on the `order` tokens before it
-//! key value       a fact: a key that this document has not named yet, and any value
+//! word            one of b words that depend on the `order` tokens before it
+//! key value       a fact: a key that the document has not named yet, and any value
 //! ? key value     a question about one of its facts, and the answer: the value that was stated last
 //! ```
 //!
-//! At the end of a phrase: while facts are missing the next phrase is a fact with probability α and otherwise a word; once all F are
-//! stated it is a question with probability β and otherwise a word. With U `updates`, U of the F facts are stated once more after the first F, by
-//! the same rule and with any value: `k12 v7 … k12 v3 … ? k12 v3`. With a `gap`, G words follow the last statement before the first
-//! question, and questions go round: no fact is asked for again before all were. After L + 1 tokens, the mark included, the document breaks off,
-//! inside a phrase if need be. What a word depends on are tokens, where everything that is no word counts as one and the same blank.
+//! While facts are missing, the next phrase is a fact with probability α and otherwise a word. After all F facts, it is a question with
+//! probability β and otherwise a word. With U `updates`, U of the F facts are stated again after the first F, by the same rule and with any
+//! value: `k12 v7 … k12 v3 … ? k12 v3`. With a `gap`, G words are between the last statement and the first question, and questions are in
+//! rounds: no fact is queried again before all were. A document has L + 1 tokens including the start token, and is cut off there, possibly inside
+//! a phrase. Words depend on tokens; every token that is not a word counts as the same blank.
 //!
-//! Answers need the one place where the key was named: they are the recall tokens. All others are predicted as well as possible, but for
-//! a trifle, from the tokens just before them. The key of a question has no label: to know which keys it can be is recall of another kind,
-//! and whom a question is about is for whoever asks to decide.
+//! Answers depend on the position at which the key was named: they are the recall tokens. All other tokens can be predicted almost optimally
+//! from the preceding few. The key of a question has no label.
 //!
 //! # Rows
-//! A row of T positions holds T/L whole documents. A document fills L positions: its first L tokens as inputs, its last L as labels, so
-//! that a document's last token is asked for but never shown. Document n of a seed is the same for every shape of batch; documents are
-//! independent of each other, so that what a row shows of earlier ones helps nobody.
+//! A row of T positions contains T/L whole documents. A document has L positions: its first L tokens are inputs, its last L are labels.
+//! Document n of a seed is the same for every batch shape. Documents are independent, so earlier documents in a row carry no information.
 //!
 //! # The best loss
-//! A predictor that knows the language and sees the document so far knows where in a phrase it is and how many facts were stated, and
-//! all that is drawn next is independent of the rest. Hence its expected loss at a position depends on this state alone (h is the
-//! entropy of a yes or no, H_w that of 1/j over its sum, j = 1..b):
+//! A predictor that knows the language knows the current phrase and the number of stated facts. Everything that follows is independent of the
+//! rest, so its expected loss at a position depends only on this state (h is the binary entropy, H_w the entropy of 1/j normalized, j = 1..b):
 //!
 //! ```text
 //! end of a phrase, f < F facts stated     h(α) + α·ln(K − f) + (1 − α)·H_w
@@ -38,15 +35,15 @@
 //! after the key of a question             0: a recall token
 //! ```
 //!
-//! (Which keys can be stated again is recall, too, and counts among the rest.)
+//! The keys that can be stated again also require recall; they are counted with the other tokens.
 //!
-//! Probabilities of states follow from position to position; the best losses are sums over L positions and all states, divided
-//! by the expected number of labels of each kind. They are exact up to rounding.
+//! Probabilities of states are propagated from position to position. The best losses are sums over L positions and all states, divided by the
+//! expected number of labels of each kind. They are exact up to rounding.
 //!
-//! # The defaults
-//! Dense facts and questions, since the circuit that copies an answer forms the earlier the more of them there are. A softmax of two
-//! layers and width 64 with a short convolution (`softmax conv=3`) finds it after one or two million tokens, if weights start at about
-//! 1/√width or the learning rate is near 0.01; without the convolution it is far from it after 2.5 million.
+//! # Defaults
+//! Facts and questions are dense, because the copying circuit forms earlier with more of them. A softmax model with two layers, width 64 and a
+//! short convolution (`softmax conv=3`) finds it after one or two million tokens if initial weights are about 1/√width or the learning rate is
+//! near 0.01. Without the convolution it does not after 2.5 million.
 
 mod config;
 mod document;
@@ -64,16 +61,16 @@ use crate::builtin::SyntheticTask;
 use crate::error::{Error, Result};
 use document::Grammar;
 
-/// The built-in language as a source of batches.
+/// The associative-recall language as a source of batches.
 ///
-/// Tokens: 0 begins a document, 1 is the question mark, then come words, keys and values.
+/// Tokens: 0 starts a document, 1 is the question mark, followed by words, keys and values.
 #[derive(Debug)]
 pub struct Language {
     grammar: Grammar,
     best: BestLoss,
 }
 
-/// Documents of training and those held out, apart for every seed.
+/// Training documents of each seed, and held-out documents.
 #[derive(Clone, Copy)]
 enum Stream {
     Train { seed: u64 },
@@ -90,19 +87,19 @@ impl Stream {
 }
 
 impl Language {
-    /// The language of these settings.
+    /// The language with these options.
     pub fn new(config: LanguageConfig) -> Result<Language> {
         config.check()?;
         let best = optimum::best_loss(&config);
         Ok(Language { grammar: Grammar::new(config), best })
     }
 
-    /// Its settings.
+    /// Its options.
     pub fn config(&self) -> &LanguageConfig {
         &self.grammar.config
     }
 
-    /// Fills rows with documents from number `first` on, as long as they are below `end`.
+    /// Fills rows with the documents from `first` up to `end`.
     fn fill(&self, stream: Stream, first: u64, end: u64, rows: usize, time: usize, out: &mut Rows) {
         let length = self.config().length;
         out.reset(rows, time);
@@ -113,7 +110,7 @@ impl Language {
         }
     }
 
-    /// Documents in a batch of that shape.
+    /// Documents per batch of this shape.
     fn documents(&self, rows: usize, time: usize) -> Result<u64> {
         let length = self.config().length;
         if time == 0 || !time.is_multiple_of(length) {
@@ -134,8 +131,8 @@ impl Source for Language {
     }
 
     fn fingerprint(&self) -> String {
-        // Every setting, so that a change of defaults is a change too. Dials that came later are left out where they do nothing: data of
-        // earlier builds keep their name.
+        // Every option, so a change of defaults changes the fingerprint. Options added later are omitted at their defaults, so data of
+        // earlier builds keep their fingerprint.
         let text = format!("language 1: {:?}", self.config()).replace(", updates: 0", "").replace(", gap: 0", "");
         let text = text.replace(", held_out_from: 0", "");
         blake3::hash(text.as_bytes()).to_hex()[..16].to_string()
@@ -143,7 +140,8 @@ impl Source for Language {
 
     fn train(&self, seed: u64, index: u64, rows: usize, time: usize, out: &mut Rows) -> Result<()> {
         let count = self.documents(rows, time)?;
-        let past_the_end = || Error::DataSetting { key: "language", problem: format!("has no batch {index} of {rows} rows; numbers end") };
+        let past_the_end =
+            || Error::DataSetting { key: "builtin_options", problem: format!("has no batch {index} of {rows} rows; numbers end") };
         let first = index.checked_mul(count).ok_or_else(past_the_end)?;
         let end = first.checked_add(count).ok_or_else(past_the_end)?;
         self.fill(Stream::Train { seed }, first, end, rows, time, out);

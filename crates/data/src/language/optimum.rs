@@ -1,4 +1,4 @@
-//! The loss of the best possible predictor; the module of the language says why.
+//! The loss of the best possible predictor, as derived in the documentation of the module.
 
 use super::LanguageConfig;
 use super::document::word_probabilities;

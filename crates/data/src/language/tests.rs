@@ -7,8 +7,7 @@ fn language(text: &str) -> Language {
     Language::new(text.parse().unwrap_or_else(|error| panic!("{error}"))).unwrap_or_else(|error| panic!("{error}"))
 }
 
-/// Dials of every kind: defaults, other orders, rates at their limits, documents that break off early, facts stated again, questions
-/// that wait.
+/// Options of every kind: defaults, other orders, rates at their limits, documents that are cut off early, updates, gaps.
 const KINDS: [&str; 11] = [
     "",
     "order=2 words=8 branching=8 length=64",
@@ -29,8 +28,8 @@ fn batch(language: &Language, seed: u64, index: u64, rows: usize) -> Rows {
     out
 }
 
-/// The best predictor, written from the description alone: it reads the tokens of one document so far and gives the probability of
-/// the next one, and says whether it answers a question.
+/// The best predictor, written from the description alone: it reads the tokens of one document so far and returns the probability of the next
+/// token, and whether it answers a question.
 struct Predictor<'a> {
     language: &'a Language,
     seen: Vec<u32>,
@@ -39,7 +38,7 @@ struct Predictor<'a> {
     again: Vec<u32>,
     /// Words since the last statement.
     waited: usize,
-    /// Keys that were asked for in this round.
+    /// Keys that were queried in this round.
     asked: Vec<u32>,
     pending: Vec<u32>,
 }
@@ -147,7 +146,7 @@ fn the_best_loss_is_that_of_the_best_predictor() {
         let best = language.best_loss().expect("a known entropy");
         let documents = 1_000_000 / language.config().length;
         let rows = batch(&language, 3, 1, documents);
-        // Of each document: loss of labels that are no answers, and how many of them and of answers there are.
+        // For each document: loss of labels that are not answers, their number, and the number of answers.
         let mut samples = Vec::new();
         for ((ids, labels), recall) in rows.ids.chunks(rows.time).zip(rows.labels.chunks(rows.time)).zip(rows.recall.chunks(rows.time)) {
             let mut predictor = Predictor::new(&language);
@@ -281,7 +280,7 @@ fn held_out_documents_come_once_and_are_not_for_training() {
 }
 
 #[test]
-fn dialects_and_dials_change_the_fingerprint() {
+fn seeds_and_options_change_the_fingerprint() {
     let print = |text: &str| language(text).fingerprint();
     assert_eq!(print(""), print("facts=12"));
     for text in ["facts=11", "dialect=2", "question_rate=0.3", "held_out=3", "held_out_from=3", "updates=1", "gap=1"] {
@@ -300,7 +299,7 @@ fn the_last_value_counts_and_questions_wait() {
     let language = language("facts=4 keys=6 updates=4 values=40 gap=9 length=38 fact_rate=1 question_rate=1");
     let rows = batch(&language, 2, 0, 50);
     for (ids, recall) in rows.ids.chunks(38).zip(rows.recall.chunks(38)) {
-        // Four facts, the same four again, nine words, then all four asked for once.
+        // Four facts, the same four again, nine words, then a question about each.
         let (first, second): (Vec<_>, Vec<_>) = (ids[1..9].chunks(2).collect(), ids[9..17].chunks(2).collect());
         assert!(ids[17..26].iter().all(|&id| language.grammar.is_word(id)));
         let questions: Vec<_> = ids[26..].chunks(3).collect();
@@ -329,7 +328,7 @@ fn settings_are_read_and_written_as_text_and_toml() {
 }
 
 #[test]
-fn settings_that_cannot_be_say_what_to_do() {
+fn invalid_options_are_rejected_with_a_remedy() {
     for (text, expected) in [
         ("fakts=3", "did you mean `facts`"),
         ("zzz=3", "there are"),

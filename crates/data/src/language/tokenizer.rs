@@ -1,4 +1,4 @@
-//! The language as a person reads it: `k12 v7 w3 ? k12 v7`.
+//! The language as text: `k12 v7 w3 ? k12 v7`.
 
 use serde_json::{Map, Value, json};
 
@@ -6,7 +6,7 @@ use super::{Language, Stream};
 use crate::Tokenizer;
 use crate::error::Result;
 
-/// What begins a document: token 0. It is the name by which other tools know a token between documents.
+/// The start token of a document, token 0. Other tools know it as a separator of documents.
 const BEGIN: &str = "<|endoftext|>";
 
 /// A question about a document that states its answer.
@@ -14,14 +14,14 @@ const BEGIN: &str = "<|endoftext|>";
 pub struct Question {
     /// The document up to its first question, as text: `k12 v7 w3 … ? k12`.
     pub text: String,
-    /// What is asked for: `k12`.
+    /// The queried key: `k12`.
     pub key: String,
-    /// What the document says: `v7`.
+    /// The stated value: `v7`.
     pub answer: String,
 }
 
 impl Language {
-    /// A `tokenizer.json` of Hugging Face: every token a word, words separated by spaces, token 0 in front.
+    /// A Hugging Face `tokenizer.json` in which every token is a word, separated by spaces, with token 0 in front.
     pub fn tokenizer_json(&self) -> Vec<u8> {
         let config = self.config();
         let kinds = [("w", config.words), ("k", config.keys), ("v", config.values)];
@@ -34,7 +34,7 @@ impl Language {
         Tokenizer::of_json("the built-in language", &self.tokenizer_json(), None)
     }
 
-    /// The first question of held-out document `number`, counted round and round; `None` where it breaks off before one is answered.
+    /// The first question of held-out document `number`, modulo their count; `None` if the document ends before an answer.
     pub fn question(&self, number: u64) -> Result<Option<Question>> {
         let length = self.config().length;
         let (mut ids, mut labels, mut recall) = (vec![0; length], vec![0; length], vec![false; length]);
@@ -47,7 +47,7 @@ impl Language {
     }
 }
 
-/// A `tokenizer.json` of Hugging Face: every token a word, words separated by spaces, token 0 in front; these are the others.
+/// A Hugging Face `tokenizer.json` in which every token is one of these words, separated by spaces, with token 0 in front.
 pub(crate) fn words_tokenizer(words: impl IntoIterator<Item = String>) -> Vec<u8> {
     let names = std::iter::once(BEGIN.to_owned()).chain(words);
     let vocab: Map<String, Value> = names.zip(0u32..).map(|(name, id)| (name, id.into())).collect();
@@ -70,7 +70,7 @@ pub(crate) fn words_tokenizer(words: impl IntoIterator<Item = String>) -> Vec<u8
             "special_tokens": {BEGIN: {"id": BEGIN, "ids": [0], "tokens": [BEGIN]}}
         },
         "decoder": null,
-        // Not a word of the language: a word that is none is refused.
+        // Not a word of the language, so unknown words are rejected.
         "model": {"type": "WordLevel", "vocab": vocab, "unk_token": "<unknown>"}
     });
     serde_json::to_vec_pretty(&tokenizer).expect("texts and numbers are always valid JSON")

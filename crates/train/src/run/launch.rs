@@ -1,12 +1,13 @@
-//! Where a run goes and where it begins, by the words of a user.
+//! Resolves the directory, start and settings of a requested run.
 
 use std::path::{Component, Path, PathBuf};
 
+use termwise_data::Builtin;
 use termwise_model::ParamLayout;
 use termwise_report::{counted, thousands};
 
 use super::{Start, resume_at, resumed_settings};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::settings::{Layer, Settings};
 
 /// A run as it was requested.
@@ -77,7 +78,11 @@ impl TrainRequest {
             Some(path) => {
                 // A name alone may be that of a run, as for other commands.
                 let named = self.runs.join(path);
-                let by_name = !path.exists() && path.components().count() == 1 && named.is_dir();
+                let by_name = !path.exists() && path.components().count() == 1;
+                if by_name && !named.is_dir() {
+                    let problem = format!("neither it nor {} is a directory; `termwise runs` lists runs", named.display());
+                    return Err(Error::NoRun { folder: path.clone(), problem });
+                }
                 resume_at(if by_name { &named } else { path })
             }
         }
@@ -98,6 +103,10 @@ impl PlannedRun {
             (Some(parts), _) => parts,
             (None, _) => "different between layers or heads".into(),
         };
+        let data = settings.data.iter().map(|name| match Builtin::title(name) {
+            Some(title) => format!("{name} (synthetic: {title})"),
+            None => name.clone(),
+        });
         let per_step = settings.batch.saturating_mul(settings.length).saturating_mul(settings.accumulate) as u64;
         Ok(format!(
             "model      {} parameters: {}, width {}, {}, {} tokens in the vocabulary\n\
@@ -110,7 +119,7 @@ impl PlannedRun {
             config.hidden_size,
             counted(config.num_attention_heads, "head"),
             thousands(config.vocab_size),
-            settings.data.join(", "),
+            data.collect::<Vec<_>>().join(", "),
             counted(settings.steps, "step"),
             thousands(per_step),
             thousands(per_step.saturating_mul(settings.steps)),
@@ -146,6 +155,7 @@ mod tests {
         let words = [
             "7 steps of 288 tokens, 2,016 tokens in all",
             "100 tokens in the vocabulary",
+            "data       builtin (synthetic: associative recall)",
             &format!("directory  {}", runs.join("a").display()),
         ];
         assert!(words.iter().all(|words| text.contains(words)) && text.lines().count() == 5, "{text}");
@@ -157,7 +167,8 @@ mod tests {
         std::fs::write(runs.join("a/settings.toml"), plan.settings.to_toml()).expect("written");
         let resumed = TrainRequest { name: None, resume: Some("a".into()), ..request.clone() }.plan().expect("a plan");
         assert_eq!((resumed.folder, resumed.start, resumed.settings.steps), (runs.join("a"), Start::Resume, 7));
-        assert!(TrainRequest { resume: Some("absent".into()), ..request }.plan().is_err());
+        let absent = TrainRequest { resume: Some("absent".into()), ..request }.plan().expect_err("there is no such run");
+        assert!(absent.is_usage() && absent.to_string().contains("`termwise runs` lists runs"), "{absent}");
         assert!(check_name("a/b").is_ok() && ["", ".", "..", "/a", "a/../b"].iter().all(|name| check_name(name).is_err()));
     }
 }

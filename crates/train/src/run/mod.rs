@@ -168,8 +168,8 @@ pub fn resume_at(path: &Path) -> Result<(PathBuf, Start)> {
 pub fn resumed_settings(folder: &Path, above: &[Layer]) -> Result<Settings> {
     let path = folder.join(SETTINGS);
     if !path.is_file() {
-        let problem = "there is no settings.toml, so there is no run to resume; omit --resume to start one".into();
-        return Err(Error::NoCheckpoint { folder: folder.into(), problem });
+        let problem = "it has no settings.toml; omit --resume to start a run".into();
+        return Err(Error::NoRun { folder: folder.into(), problem });
     }
     let text = read_text(&path).map_err(Error::io("read", &path))?;
     let mut layers = vec![Layer::of_run(&text, &path.display().to_string())?];

@@ -1,11 +1,11 @@
-//! Every setting once: its key in a file and its flag, its type, its default, what it means, and what another value changes.
+//! The table of settings: key, flag, type, default, help, and the effect of a change.
 
 use serde::{Deserialize, Serialize};
 use toml::Value;
 
 use crate::schedule::Decay;
 
-/// What a setting's value is.
+/// Type of a setting.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// A whole number, zero or more.
@@ -14,28 +14,28 @@ pub enum Kind {
     Number,
     /// true or false.
     Switch,
-    /// A text.
+    /// A string.
     Text,
-    /// Texts; a single one may stand without brackets.
+    /// A list of strings; a single one needs no brackets.
     List,
-    /// The text of an attention variant, or a map by layer and head.
+    /// A variant string, or a map per layer and head.
     Attention,
 }
 
 impl Kind {
-    /// What belongs there, for messages.
+    /// The accepted values, for messages.
     pub fn expected(self) -> &'static str {
         match self {
             Kind::Count => "a whole number, zero or more",
             Kind::Number => "a finite number",
             Kind::Switch => "true or false",
-            Kind::Text => "a text",
-            Kind::List => "a text or a list of texts",
-            Kind::Attention => "the text of an attention variant, or a map by layer and head",
+            Kind::Text => "a string",
+            Kind::List => "a string or a list of strings",
+            Kind::Attention => "a variant string, or a map per layer and head",
         }
     }
 
-    /// The value in the form in which settings hold it; `None` where it is of another kind.
+    /// The value as stored in settings; `None` if it has another type.
     pub(super) fn accept(self, value: &Value) -> Option<Value> {
         match (self, value) {
             (Kind::Count, Value::Integer(n)) if *n >= 0 => Some(value.clone()),
@@ -49,7 +49,7 @@ impl Kind {
         }
     }
 
-    /// The value of a flag's text; `None` where it is of another kind.
+    /// Parses the value of a flag; `None` if it has another type.
     pub fn parse(self, text: &str) -> Option<Value> {
         let value = match self {
             Kind::Count => Value::Integer(text.replace('_', "").parse().ok()?),
@@ -66,13 +66,13 @@ impl Kind {
 /// One setting.
 #[derive(Clone, Copy, Debug)]
 pub struct Key {
-    /// Its name in a file; as a flag with dashes.
+    /// Its key in a file; the flag has dashes.
     pub name: &'static str,
-    /// What its value is.
+    /// Its type.
     pub kind: Kind,
-    /// Heading under which it stands.
+    /// Its heading in help.
     pub group: &'static str,
-    /// What it means.
+    /// Its help.
     pub help: &'static str,
     /// What another value changes.
     pub effect: Effect,
@@ -180,7 +180,7 @@ impl<T: Typed> Typed for Option<T> {
     const KIND: Kind = T::KIND;
 }
 
-/// What is left out of files where it is as it was before there was a choice: files and hashes of earlier runs stay as they are.
+/// Settings that were added later are omitted from files at their defaults, so files and hashes of earlier runs stay the same.
 fn is_one(n: &usize) -> bool {
     *n == 1
 }

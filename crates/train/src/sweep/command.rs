@@ -172,7 +172,7 @@ pub fn list(request: &SweepRequest) -> Result<SweepOutcome> {
     Ok(SweepOutcome::new(request, plan, states))
 }
 
-/// Trains every run that is not finished, each in a process of its own, and writes the summary.
+/// Trains every run that is not finished, each in a separate process, and writes the summary.
 ///
 /// # Errors
 /// If the plan cannot be read, or if files cannot be written. A run that fails is part of the result.
@@ -216,8 +216,8 @@ fn mixed(records: &[(&str, &Record)], here: &Provenance) -> Option<String> {
     let list: Vec<String> =
         builds.iter().map(|(name, hashes)| format!("\n  {name}: {} ({})", counted(hashes.len(), "run"), hashes.join(" "))).collect();
     Some(format!(
-        "warning: finished runs of other builds stand among those of this one, {}, and their numbers may differ; \
-         --rerun-other-builds runs them again{}",
+        "warning: some finished runs are of other builds than this one, {}, and their numbers may differ; \
+         --rerun-other-builds reruns them{}",
         here.name(),
         list.concat()
     ))
