@@ -1,44 +1,44 @@
-//! What can go wrong while attentions, models and papers are measured.
+//! Errors of this crate and of `termwise-experiments`.
 
-/// The errors of this crate, and of those that look into models and reproduce papers, which work with the same libraries. Each says what was asked, what was found and what to do.
+/// Errors of this crate and of `termwise-experiments`. Each message contains the request, the finding and a remedy.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// An attention that is not possible, or a text that is none.
+    /// An invalid variant or layer.
     #[error(transparent)]
     Attention(#[from] termwise_attention::Error),
     /// A model that cannot be built or run.
     #[error(transparent)]
     Model(Box<termwise_model::Error>),
-    /// A list of sizes that cannot be read.
+    /// A list of shapes that cannot be parsed.
     #[error("`{text}` is not a shape: write {expected}")]
     ShapeText {
-        /// What was written.
+        /// The text.
         text: String,
-        /// What can be read.
+        /// The accepted form.
         expected: &'static str,
     },
-    /// Sizes that do not fit together.
+    /// Inputs that do not fit together.
     #[error("{0}")]
     Sizes(String),
-    /// A model, a machine or an experiment that nobody knows.
+    /// An unknown name of a model, machine or experiment.
     #[error("there is no {what} `{name}`; {}known are {known}", suggestion.as_ref().map_or(String::new(), |name| format!("did you mean `{name}`? ")))]
     Unknown {
-        /// What was looked for.
+        /// The kind of thing.
         what: &'static str,
         /// Its name.
         name: String,
-        /// A name that is much like it.
+        /// A similar name.
         suggestion: Option<String>,
         /// All names.
         known: String,
     },
-    /// A number with a unit that cannot be read.
-    #[error("`{text}` is no size: write {expected}")]
+    /// A number with a unit that cannot be parsed.
+    #[error("`{text}` is not a size: write {expected}")]
     Size {
-        /// What was written.
+        /// The text.
         text: String,
-        /// What can be read.
+        /// The accepted form.
         expected: &'static str,
     },
     /// Training, its settings or its data.
@@ -47,9 +47,9 @@ pub enum Error {
     /// A report that cannot be written.
     #[error(transparent)]
     Report(#[from] termwise_report::Error),
-    /// A score that is no number.
+    /// A score that is NaN or infinite.
     #[error(
-        "the score of query {query} and key {key} in window {window} is not finite at layer {layer}, head {head}; the weights cannot take this text"
+        "the score of query {query} and key {key} in window {window} is NaN or infinite at layer {layer}, head {head}; the model overflows on this text"
     )]
     Score {
         /// Layer, from 0.
@@ -63,18 +63,18 @@ pub enum Error {
         /// Position of the key.
         key: usize,
     },
-    /// A variant that cannot be written as other people's code.
+    /// A variant that cannot be exported.
     #[error("`{variant}` cannot be exported: {reason}")]
     Export {
-        /// Which.
+        /// The variant.
         variant: String,
-        /// Why.
+        /// The reason.
         reason: String,
     },
     /// Text generation.
     #[error(transparent)]
     Generate(Box<termwise_model::GenerateError>),
-    /// A file or folder without a result that can be shown.
+    /// A file or directory without a result that can be rendered.
     #[error("cannot show {name}: {problem}")]
     SavedResult {
         /// The file or folder.
@@ -82,7 +82,7 @@ pub enum Error {
         /// The problem, as the end of a sentence.
         problem: String,
     },
-    /// The system gave no threads.
+    /// Threads could not be started.
     #[error(transparent)]
     Threads(#[from] termwise_base::threads::Error),
 }
@@ -112,7 +112,7 @@ impl From<termwise_model::GenerateError> for Error {
 }
 
 impl Error {
-    /// Whether the user's own words are at fault, as against a failure while working.
+    /// Whether the request is at fault, as opposed to a failure at run time.
     pub fn is_usage(&self) -> bool {
         match self {
             Error::Attention(_)

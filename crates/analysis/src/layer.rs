@@ -1,4 +1,4 @@
-//! A layer of attention with everything that one call reads, and ways to run an engine on it.
+//! An attention layer with all inputs of a call, and functions that run an engine on it.
 
 use std::fmt;
 
@@ -44,30 +44,30 @@ impl fmt::Display for Name {
     }
 }
 
-/// Values under their names; q, k and v come first.
+/// Values by name; q, k and v come first.
 pub type Tensors<R> = Vec<(Name, Vec<R>)>;
 
-/// y, what the forward pass saw, and the gradient of every tensor.
+/// The output of a layer, the statistics of the forward pass, and all gradients.
 #[derive(Clone, Debug)]
 pub struct Results<R> {
     /// [B, T, H, e]
     pub y: Vec<R>,
-    /// What the forward pass saw.
+    /// Statistics of the forward pass.
     pub report: Report,
-    /// Of Σ y·dy, in the order of the tensors.
+    /// Gradients of Σ y·dy, in the order of the tensors.
     pub gradients: Tensors<R>,
 }
 
-/// A layer of variants, its inputs, and the gradient dy that comes back to it.
+/// A layer, its inputs, and the output gradient dy.
 #[derive(Clone, Debug)]
 pub struct Layer<R> {
-    /// One for each head.
+    /// One variant per head.
     pub heads: Vec<Variant>,
     /// Sizes.
     pub shape: Shape,
-    /// q, k, v and what the variants ask for beyond.
+    /// q, k, v and the auxiliary inputs of the variants.
     pub tensors: Tensors<R>,
-    /// Positions that count in each batch row; all where absent.
+    /// Lengths of the batch rows; default: the full length.
     pub lengths: Option<Vec<usize>>,
     /// Rotary frequencies.
     pub rope: Rope,
@@ -105,14 +105,14 @@ impl<R: Real> Layer<R> {
         Ok(Layer { heads: heads.to_vec(), shape, tensors, lengths: None, rope, dy })
     }
 
-    /// The same variant in every head; a `dim` beyond the head dimension is cut to it.
+    /// The same variant in every head; `dim` is limited to the head dimension.
     pub fn uniform(variant: &Variant, shape: Shape, spread: f64, rng: &mut Rng) -> Result<Layer<R>, Error> {
         let mut variant = variant.clone();
         variant.near.dim = variant.near.dim.map(|dim| dim.min(shape.d));
         Layer::random(&vec![variant; shape.heads], shape, spread, rng)
     }
 
-    /// A layer of another variant with the same numbers wherever both have a tensor.
+    /// A layer of another variant with the same values in the tensors of both.
     pub fn with_variant(&self, variant: &Variant, rng: &mut Rng) -> Result<Layer<R>, Error> {
         let mut other = Layer::uniform(variant, self.shape, 1.0, rng)?;
         for (name, values) in &mut other.tensors {
@@ -125,7 +125,7 @@ impl<R: Real> Layer<R> {
         Ok(other)
     }
 
-    /// The same numbers in another type.
+    /// The same values in another type.
     pub fn cast<S: Real>(&self) -> Layer<S> {
         let cast = |x: &[R]| x.iter().map(|x| S::of(x.wide())).collect::<Vec<S>>();
         Layer {
@@ -143,7 +143,7 @@ impl<R: Real> Layer<R> {
         self.tensors.iter().find(|(other, _)| *other == name).map(|(_, values)| &values[..])
     }
 
-    /// A tensor of the layer, if it has it, to be changed.
+    /// A mutable tensor of the layer, if it has it.
     pub fn get_mut(&mut self, name: Name) -> Option<&mut [R]> {
         self.tensors.iter_mut().find(|(other, _)| *other == name).map(|(_, values)| &mut values[..])
     }
@@ -180,7 +180,7 @@ impl<R: Real> Layer<R> {
         self.planned()?.state(self.shape.batch)
     }
 
-    /// Position t alone.
+    /// Only position t.
     fn token(&self, t: usize) -> Layer<R> {
         let Shape { batch, time, .. } = self.shape;
         let cut = |x: &[R]| {
@@ -194,7 +194,7 @@ impl<R: Real> Layer<R> {
         Layer { shape: Shape { time: 1, ..self.shape }, tensors: self.tensors.iter().map(own).collect(), dy: cut(&self.dy), ..self.clone() }
     }
 
-    /// y, written over NaN, so that a value left out shows.
+    /// y, written over NaN, so values that are not written are detected.
     pub fn forward(&self, engine: &mut impl Attention<R>) -> Result<(Vec<R>, Report), Error> {
         let mut y = vec![R::nan(); self.dy.len()];
         let report = engine.infer(&self.inputs(), &mut y)?;
@@ -210,12 +210,12 @@ impl<R: Real> Layer<R> {
         Ok(Results { y, report: saved.report(), gradients })
     }
 
-    /// Room for the gradient of every tensor, zero.
+    /// Zero gradients of all tensors.
     pub fn no_gradients(&self) -> Tensors<R> {
         self.tensors.iter().map(|(name, x)| (*name, vec![R::zero(); x.len()])).collect()
     }
 
-    /// The variants in words, each once.
+    /// The distinct variant strings.
     pub fn text(&self) -> String {
         let mut texts: Vec<String> = self.heads.iter().map(Variant::to_string).collect();
         texts.dedup();
@@ -224,7 +224,7 @@ impl<R: Real> Layer<R> {
 }
 
 impl Layer<f32> {
-    /// y from its state, one token after another.
+    /// y computed token by token with the recurrent state.
     pub fn token_by_token(&self) -> Result<Vec<f32>, Error> {
         let Shape { batch, time, heads, e, .. } = self.shape;
         let (mut state, width) = (self.state()?, heads * e);
@@ -238,7 +238,7 @@ impl Layer<f32> {
     }
 }
 
-/// Tensors as engines add gradients to them.
+/// Gradient tensors in the form that engines accumulate into.
 pub fn grads<R>(tensors: &mut Tensors<R>) -> Grads<'_, R> {
     let (first, others) = tensors.split_at_mut(3);
     let [(_, q), (_, k), (_, v)] = first else { unreachable!("q, k and v come first") };

@@ -1,4 +1,4 @@
-//! One row of one head: the weights that it has, those that the first orders of the series would give, its spectrum, and what it keeps.
+//! One attention row of one head: its weights, the weights of a truncated series, its term spectrum, and its memory.
 
 use serde::Serialize;
 use termwise_attention::{Kernel, Variant, View};
@@ -7,47 +7,47 @@ use termwise_model::{Model, ObservedAttention, SessionOptions};
 use crate::Error;
 use crate::spectrum::{self, HeadSpectrum, RowChoice};
 
-/// What to look at.
+/// Options of [`look`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Request {
-    /// From 0.
+    /// Layer, from 0.
     pub layer: usize,
-    /// From 0.
+    /// Head, from 0.
     pub head: usize,
-    /// The position whose row is shown.
+    /// Position of the row.
     pub query: usize,
-    /// The highest order that is kept.
+    /// Highest order of the truncated series.
     pub order: usize,
 }
 
-/// A head at one position.
+/// One row of a head.
 #[derive(Clone, Debug, Serialize)]
 pub struct HeadLook {
-    /// Its attention.
+    /// The variant of the head.
     pub attention: String,
-    /// The same with the series cut; absent where its kernel is no series.
+    /// The truncated variant; `None` if the kernel has no series.
     pub cut: Option<String>,
-    /// Which position.
+    /// Position.
     pub query: usize,
-    /// Scores of the keys up to it; none for those between sinks and window, which it does not see.
+    /// Scores of the keys up to this position; `None` for keys between sinks and window, which are not visible.
     pub scores: Vec<Option<f64>>,
-    /// M·w/D of these keys.
+    /// Weights M·w/D of these keys.
     pub weights: Vec<Option<f64>>,
-    /// The same with the series cut.
+    /// Weights with the truncated series.
     pub cut_weights: Option<Vec<Option<f64>>>,
-    /// Over all rows of the text.
+    /// The spectrum over all rows of the text.
     pub spectrum: HeadSpectrum,
     /// Even orders of its `share` and `error`.
     pub orders: Vec<usize>,
-    /// Keys that it sees at most: its window and its sinks; absent without a window.
+    /// Largest number of visible keys: window and sinks; `None` without a window.
     pub window: Option<usize>,
-    /// Bytes of the keys and values that it needs after the text: of all, or of its window and sinks.
+    /// Bytes of the KV cache after the text: of all keys, or of window and sinks.
     pub cache_bytes: u64,
-    /// Bytes of a state of the orders that are kept, or of a full window, at any length; absent where there is none.
+    /// Bytes of the recurrent state of the truncated series, or of a full window; `None` if there is none.
     pub state_bytes: Option<u64>,
 }
 
-/// Looks at one head of a model on a text.
+/// Computes one attention row of a model on a text.
 pub fn look(model: &Model, ids: &[u32], request: Request) -> Result<HeadLook, Error> {
     let config = &model.config;
     let Request { layer, head, query, order } = request;
@@ -102,7 +102,7 @@ pub fn look(model: &Model, ids: &[u32], request: Request) -> Result<HeadLook, Er
     })
 }
 
-/// M·w/D of a row, of the keys that have a score.
+/// Weights M·w/D of a row, for the visible keys.
 fn weights(view: &View, variant: &Variant, t: usize, scores: &[Option<f64>]) -> Vec<Option<f64>> {
     let log = |s: usize| view.log_decay[t] - view.log_decay[s];
     let exp = matches!(variant.near.kernel, Kernel::Exp(_));
@@ -135,7 +135,7 @@ mod tests {
         Model::fresh(Config::from_json_str(&text, "test").expect("a config"), 3).expect("a model")
     }
 
-    /// Keys before the window have neither score nor weight; those that are seen are a softmax among themselves.
+    /// Keys before the window have neither score nor weight. The visible keys have the weights of a softmax over them.
     #[test]
     fn a_window_is_looked_at_as_it_is() {
         let ids: Vec<u32> = (0..12).map(|i| (7 * i + 3) % 24).collect();

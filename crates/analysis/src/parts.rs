@@ -1,143 +1,143 @@
-//! A variant as plain data, for code that is written elsewhere and need not parse texts: the PyTorch engine of the Python package reads it as JSON, exported
-//! modules are made from it.
+//! A variant as plain data, so that other programs need not parse variant strings: the PyTorch engine of the Python package reads it as JSON, and exported
+//! modules are generated from it.
 
 use serde::Serialize;
 use termwise_attention::parts::gate::PostGate;
 use termwise_attention::parts::kernel::taylor::Coefficients;
 use termwise_attention::{Decay, Denominator, Kernel, Map, QkNorm, Rescale, Variant};
 
-/// What stands in each slot of the formula; absent parts are `None`.
+/// The part in each slot of the formula; `None` for an empty slot.
 #[derive(Clone, Debug, Serialize)]
 pub struct Parts {
-    /// As it is written.
+    /// The variant string.
     pub text: String,
-    /// How keys are weighed, with a window those in it.
+    /// Score function of all keys, or of the near keys if there is a window.
     pub near: ScoreFn,
-    /// How keys behind the window are.
+    /// Score function of far keys.
     pub far: Option<ScoreFn>,
-    /// Keys that are near.
+    /// Window length in keys.
     pub window: Option<usize>,
-    /// First keys that stay near.
+    /// Attention sinks: first keys that stay near.
     pub sinks: Option<usize>,
     /// The delta rule.
     pub write: Option<Write>,
-    /// The word of the denominator.
+    /// The denominator.
     pub denominator: &'static str,
-    /// What belongs to a sum.
+    /// Options of the denominator `sum`.
     pub sum: Option<Sum>,
-    /// Whether values are gated.
+    /// Whether values have an input gate.
     pub in_gate: bool,
-    /// The gate before the norm.
+    /// The output gate before the norm.
     pub out_gate: Option<&'static str>,
-    /// The gate after it.
+    /// The output gate after the norm.
     pub post_gate: Option<Post>,
-    /// How weights fade with distance.
+    /// The decay.
     pub decay: Option<Fading>,
-    /// That of q and k.
+    /// The norm of q and k.
     pub qk_norm: Option<Norm>,
-    /// That of the output.
+    /// The norm of the output.
     pub norm: &'static str,
-    /// Whether q and k are turned by their position.
+    /// Whether q and k have rotary position embeddings.
     pub rope: bool,
-    /// Positions that a short convolution sees.
+    /// Kernel size of the short convolution.
     pub conv: Option<usize>,
-    /// How rows are kept within float32: none, subtract, multiply.
+    /// How rows are rescaled to stay within float32: none, subtract, multiply.
     pub rescale: &'static str,
-    /// The part that needs the KV store of the native engine, as written in the variant string.
+    /// The part that requires the KV store of the native engine, as in the variant string.
     pub pooled: Option<&'static str>,
 }
 
-/// How the keys of a class are weighed.
+/// The score function of near or far keys.
 #[derive(Clone, Debug, Serialize)]
 pub struct ScoreFn {
-    /// w
+    /// The kernel w.
     pub kernel: Weight,
-    /// Of scores, where it is given.
+    /// The scale of scores, if given.
     pub scale: Option<f64>,
-    /// Scores x become cap·tanh(x/cap).
+    /// Soft cap: scores x become cap·tanh(x/cap).
     pub cap: Option<f64>,
-    /// The largest score.
+    /// Clamp: the largest score.
     pub clamp: Option<f64>,
-    /// What q and k are projected to.
+    /// Dimension to which q and k are projected.
     pub dim: Option<usize>,
-    /// Orders and a_n of w(x) = Σ a_n·x^n/n!, where a state can hold them.
+    /// Orders and a_n of w(x) = Σ a_n·x^n/n!, if the kernel has a finite state.
     pub state: Option<Vec<(usize, f64)>>,
 }
 
-/// w
+/// A kernel.
 #[derive(Clone, Debug, Serialize)]
 pub struct Weight {
     /// exp, taylor, power or feature.
     pub kind: &'static str,
-    /// Of a taylor; the power.
+    /// The order of `taylor`, or the exponent of `power`.
     pub orders: Vec<usize>,
-    /// a_n, where they are given.
+    /// a_n, if given.
     pub given: Option<Vec<f64>>,
     /// Whether a_n are learned per head.
     pub learned: bool,
-    /// φ, unless it is the identity.
+    /// The feature map φ, unless it is the identity.
     pub map: Option<&'static str>,
 }
 
-/// What is written is what was not there yet.
+/// The delta rule.
 #[derive(Clone, Debug, Serialize)]
 pub struct Write {
-    /// β is between 0 and this.
+    /// Upper bound of β.
     pub range: f64,
-    /// Of the product of a key with itself.
+    /// The scale of the product of a key with itself.
     pub scale: f64,
 }
 
 /// A denominator that is the sum of weights.
 #[derive(Clone, Debug, Serialize)]
 pub struct Sum {
-    /// The least that the sum can be.
+    /// The lower bound of the sum.
     pub floor: Option<f64>,
-    /// What is added to it.
+    /// The constant added to the sum.
     pub eps: Option<f64>,
-    /// Whether it has no gradient.
+    /// Whether its gradient is zero.
     pub detached: bool,
-    /// Whether a learned weight is added to it.
+    /// Whether a learned weight is added to the sum.
     pub sink: bool,
 }
 
 /// A gate after the norm.
 #[derive(Clone, Debug, Serialize)]
 pub struct Post {
-    /// Its word.
+    /// Its name in a variant string.
     pub kind: &'static str,
-    /// Whether it has a number for each channel.
+    /// Whether it is per channel.
     pub channel: bool,
 }
 
 /// A decay.
 #[derive(Clone, Debug, Serialize)]
 pub struct Fading {
-    /// Its word.
+    /// Its name in a variant string.
     pub kind: &'static str,
-    /// Whether it has a number for each channel.
+    /// Whether it is per channel.
     pub channel: bool,
-    /// What the log of the decay is divided by.
+    /// The divisor of the log of the decay.
     pub divisor: f64,
-    /// Whether it reads logits.
+    /// Whether it is computed from logits.
     pub logits: bool,
-    /// Whether their projection has a bias.
+    /// Whether the projection of the logits has a bias.
     pub bias: bool,
 }
 
 /// A norm of q and k.
 #[derive(Clone, Debug, Serialize)]
 pub struct Norm {
-    /// Its word.
+    /// Its name in a variant string.
     pub kind: &'static str,
-    /// Whether it is taken over all heads at once.
+    /// Whether it is computed over all heads at once.
     pub over_heads: bool,
-    /// What is added to the mean of squares.
+    /// The constant added to the mean of squares.
     pub eps: f64,
 }
 
 impl Parts {
-    /// Those of a variant; the scale of scores stays open where it is not given.
+    /// The parts of a variant. A scale that is not given is `None`.
     pub fn new(variant: &Variant) -> Parts {
         let sum = if let Denominator::Sum(sum) = &variant.denominator { Some(sum) } else { None };
         Parts {
@@ -175,7 +175,7 @@ impl Parts {
         }
     }
 
-    /// With scales of scores as they are for this head dimension.
+    /// With the default scales for this head dimension.
     pub fn at_dim(mut self, variant: &Variant, d: usize) -> Parts {
         self.near.scale = Some(variant.near.scale_for(d));
         if let (Some(own), Some(far)) = (&mut self.far, &variant.far) {

@@ -31,7 +31,7 @@ use crate::commands::variants::VariantsArgs;
 use crate::commands::verify::VerifyArgs;
 use crate::context::Color;
 
-/// What `termwise --help-all` adds to `termwise --help`.
+/// Text that `termwise --help-all` adds to `termwise --help`.
 const EXAMPLES: &str = "\
 Examples:
   termwise reproduce                              experiments of two papers, in a few minutes
@@ -49,9 +49,9 @@ Exit codes:
 
 Environment: NO_COLOR, COLUMNS; HF_HOME, HF_HUB_OFFLINE (hub); XDG_CACHE_HOME (tokenized text)";
 
-/// Heading of the options that every command has.
+/// Heading of the options of every command.
 const GLOBAL: &str = "Global options";
-/// Prints help with all settings.
+/// Name of the flag that prints help with all settings.
 const HELP_ALL: &str = "help-all";
 
 /// Softmax attention as a Taylor series, each order a recurrent network
@@ -96,7 +96,7 @@ pub enum Command {
     Verify(VerifyArgs),
     Bench(BenchArgs),
     Completions(CompletionsArgs),
-    // Names of earlier versions. Help does not list them.
+    // Earlier names, not listed in help.
     #[command(hide = true)]
     Separation(Box<SeparationArgs>),
     #[command(hide = true)]
@@ -124,7 +124,7 @@ const GROUPS: [(&str, &[&str]); 5] = [
     ("Develop", &["verify", "bench", "completions"]),
 ];
 
-/// Names of the same options in other programs and in earlier versions, for every command that has the flag.
+/// Hidden aliases of flags: names in other programs and in earlier versions.
 const ALIASES: &[(&str, &[&str])] = &[
     ("accumulate", &["gradient-accumulation-steps"]),
     ("adam-eps", &["adam-epsilon"]),
@@ -153,7 +153,7 @@ const ALIASES: &[(&str, &[&str])] = &[
     ("warmup", &["warmup-iters", "warmup-steps"]),
 ];
 
-/// Parses the words of a command line. `--help-all` is `--help` with every setting.
+/// Parses a command line. `--help-all` is `--help` with every setting.
 pub fn parse(args: &[OsString]) -> Result<Cli, clap::Error> {
     let wanted = format!("--{HELP_ALL}");
     let all = args.iter().take_while(|word| *word != "--").any(|word| *word == *wanted);
@@ -163,7 +163,7 @@ pub fn parse(args: &[OsString]) -> Result<Cli, clap::Error> {
     Cli::from_arg_matches(&matches)
 }
 
-/// The parser: every command, with aliases; help lists rare settings only if `all` is set.
+/// The parser of all commands, with aliases. Help lists rare settings only if `all` is set.
 pub fn command(all: bool) -> clap::Command {
     let command = prepared(Cli::command(), all);
     let mut listed = String::new();
@@ -199,12 +199,12 @@ fn prepared(command: clap::Command, all: bool) -> clap::Command {
     command.mut_subcommands(|command| prepared(command, all))
 }
 
-/// From 1 to that many.
+/// A parser of whole numbers from 1 to `most`.
 pub(crate) fn size(most: u64) -> RangedU64ValueParser<usize> {
     RangedU64ValueParser::new().range(1..=most)
 }
 
-/// An order at which a series may be cut.
+/// A parser of truncation orders.
 pub(crate) fn order() -> fn(&str) -> Result<usize, String> {
     const MOST: usize = termwise_attention::parts::kernel::taylor::MAX_ORDER;
     |text| text.parse().ok().filter(|&order| order <= MOST).ok_or_else(|| format!("it must be a whole number from 0 to {MOST}"))

@@ -1,4 +1,4 @@
-//! Which build this is.
+//! Version and provenance of this build.
 
 use std::ffi::OsString;
 use std::sync::LazyLock;
@@ -7,15 +7,15 @@ use termwise_attention::simd::isa;
 use termwise_base::provenance::{Build, Provenance};
 use termwise_model::Precision;
 
-/// From the version of the package and what `build.rs` found.
+/// The package version, and the commit that `build.rs` found.
 pub fn build() -> Build {
     let commit = Some(env!("TERMWISE_COMMIT")).filter(|commit| !commit.is_empty()).map(Into::into);
     Build { version: env!("CARGO_PKG_VERSION").into(), commit, modified: env!("TERMWISE_MODIFIED") == "true" }
 }
 
-/// This process, called by these words.
+/// The provenance of this process, called with these words.
 pub fn here(words: &[OsString]) -> Provenance {
-    // Ranks and runs with bfloat16 instructions have other digits than those without, in bf16.
+    // In bf16, results differ between machines with and without bfloat16 instructions.
     let bf16 = if Precision::Bf16.warning().is_none() { " BF16" } else { "" };
     Provenance::here(build(), &format!("{}{bf16}", isa().name()), words)
 }

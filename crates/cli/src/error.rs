@@ -1,10 +1,10 @@
-//! How a command ends.
+//! Exit codes, and their mapping from library errors.
 
 use std::io;
 
 use termwise_train::run::{LOCKED, STOPPED};
 
-/// An exit code. An input that is named and missing is a usage error in every command: a model, a text, a settings file.
+/// An exit code. A named model, text or settings file that is missing is a usage error in every command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Exit {
     Success = 0,
@@ -16,33 +16,33 @@ pub enum Exit {
 }
 
 impl Exit {
-    /// Nothing more to say.
+    /// Success.
     pub fn done((): ()) -> Exit {
         Exit::Success
     }
 
-    /// Whether the work was interrupted.
+    /// `Interrupted` if the work was stopped.
     pub fn stopped(stopped: bool) -> Exit {
         if stopped { Exit::Interrupted } else { Exit::Success }
     }
 
-    /// Whether all checks passed.
+    /// `Failure` unless all checks passed.
     pub fn passed(passed: bool) -> Exit {
         if passed { Exit::Success } else { Exit::Failure }
     }
 }
 
-/// Why a command could not go on.
+/// The error of a command.
 #[derive(Debug)]
 pub enum Failure {
-    /// What went wrong in a library, and how to end.
+    /// The message of a library error, and the exit code.
     Library(String, Exit),
-    /// Standard output is gone or full.
+    /// Standard output cannot be written.
     Output(io::Error),
 }
 
 impl Failure {
-    /// What was asked for makes no sense.
+    /// A usage error.
     pub fn usage(message: impl Into<String>) -> Failure {
         Failure::Library(message.into(), Exit::Usage)
     }
@@ -80,7 +80,7 @@ failures! {
 
 impl From<termwise_train::Error> for Failure {
     fn from(error: termwise_train::Error) -> Failure {
-        // Rank 0 has said what it is.
+        // Rank 0 has printed the error.
         let message = if matches!(error, termwise_train::Error::FirstRank) { String::new() } else { error.to_string() };
         Failure::Library(message, of_training(&error))
     }
@@ -97,7 +97,6 @@ fn of_training(error: &termwise_train::Error) -> Exit {
     }
 }
 
-/// What was stopped is kept.
 fn of_conversion(error: &termwise_analysis::kv::Error) -> Exit {
     match error {
         termwise_analysis::kv::Error::Stopped => Exit::Interrupted,

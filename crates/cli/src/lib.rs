@@ -4,12 +4,12 @@
 //! documents are in the libraries; this crate contains the command line and the terminal.
 //!
 //! Exit codes:
-//! - 0: it is done;
-//! - 1: something failed while working, or a check missed;
-//! - 2: the arguments cannot be used: unknown or contradictory ones, or a named model, text or settings file that is missing or unsuitable;
-//! - 3: some of several results failed, and the others are complete: prompts of `generate`;
-//! - 75: another process is at work in the same folder;
-//! - 130: it was interrupted, and what was finished by then can be taken up again.
+//! - 0: success;
+//! - 1: a failure at run time, or a check failed;
+//! - 2: unusable arguments, or a named model, text or settings file that is missing or unsuitable;
+//! - 3: some prompts of `generate` failed, the others are complete;
+//! - 75: another process uses the same directory;
+//! - 130: interrupted; finished work is kept and the command can be resumed.
 
 mod args;
 mod build;
@@ -30,20 +30,20 @@ use args::{Cli, Command};
 use context::Context;
 use error::{Exit, Failure};
 
-/// Runs the program with these arguments, the first of which is its name, on the standard streams. Gives the exit code.
+/// Runs the program with these arguments, the first of which is its name, on the standard streams. Returns the exit code.
 ///
-/// Sweeps start this program again, once for each run: by the words `again`, such as those of `python -m termwise`, before the arguments of
-/// the run; without them by the file of this process.
+/// Sweeps start one process per run: with `respawn_argv`, such as `python -m termwise`, before the arguments of the run; by default with the
+/// executable of this process.
 ///
-/// It can be called inside another program, and more than once. A command that can stop in good order takes SIGINT, SIGTERM, SIGUSR1 and SIGHUP, and
-/// gives them back at its end; the second of them ends the process. The other commands leave signals as they are: where the caller's own
-/// handler only takes note of SIGINT, as Python's does, the caller sets it to its default before, so that Ctrl-C ends them.
-pub fn run(args: impl IntoIterator<Item = OsString>, again: Option<Vec<OsString>>) -> u8 {
-    let _signals = progress::GiveBack;
+/// It can be called inside another program, and repeatedly. A command with a checkpoint handles SIGINT, SIGTERM, SIGUSR1 and SIGHUP, and
+/// restores the previous handlers at its end; a second signal exits the process. The other commands do not change signal handlers. If the
+/// caller's handler of SIGINT does not end the process, as in Python, the caller must restore the default first.
+pub fn run(args: impl IntoIterator<Item = OsString>, respawn_argv: Option<Vec<OsString>>) -> u8 {
+    let _signals = progress::RestoreSignals;
     let args: Vec<OsString> = args.into_iter().collect();
-    (match ended(args, again) {
+    (match parse_and_run(args, respawn_argv) {
         Ok(exit) => exit,
-        // Whoever read our output has seen enough, as in `termwise variants | head -1`.
+        // The reader of a pipe has closed it, as in `termwise variants | head -1`.
         Err(Failure::Output(error)) if error.kind() == io::ErrorKind::BrokenPipe => Exit::Success,
         Err(Failure::Output(error)) => fail(&format!("cannot write the output: {error}"), Exit::Failure),
         Err(Failure::Library(message, exit)) => fail(&message, exit),
@@ -57,24 +57,24 @@ fn fail(message: &str, exit: Exit) -> Exit {
     exit
 }
 
-fn ended(args: Vec<OsString>, again: Option<Vec<OsString>>) -> Result<Exit, Failure> {
+fn parse_and_run(args: Vec<OsString>, respawn_argv: Option<Vec<OsString>>) -> Result<Exit, Failure> {
     let cli = match args::parse(&args) {
         Ok(cli) => cli,
         Err(error) => {
             if error.use_stderr() {
-                // Errors repeat what was typed.
+                // Errors repeat the arguments, which may contain control characters.
                 draw(&readable(&error.render().to_string()));
                 return Ok(Exit::Usage);
             }
             return Ok(error.print().map(Exit::done)?);
         }
     };
-    // For work outside the pools of single commands, such as tokenizing. It fails only where a pool is there already.
+    // For work outside the pools of single commands, such as tokenizing. It fails only if there is a global pool already.
     let _ = rayon::ThreadPoolBuilder::new().num_threads(cli.threads.unwrap_or_else(termwise_base::threads::available)).build_global();
     let mut out = io::stdout().lock();
-    let mut context = Context::new(&cli, &args, again, &mut out);
+    let mut context = Context::new(&cli, &args, respawn_argv, &mut out);
     let exit = command(cli, &mut context).inspect_err(|failure| context.ranks.fail(failure))?;
-    // Ranks wait for each other here.
+    // Ranks synchronize here.
     drop(context);
     Ok(out.flush().map(|()| exit)?)
 }

@@ -1,4 +1,4 @@
-//! The program; everything is in the library of the same name.
+//! The program. The code is in the library of the same name.
 
 fn main() -> std::process::ExitCode {
     termwise::run(std::env::args_os(), None).into()

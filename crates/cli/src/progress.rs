@@ -1,4 +1,4 @@
-//! What long work shows on a terminal, and how it is asked to end.
+//! Progress on a terminal, and signals that request a stop.
 
 use std::io::{self, IsTerminal};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -9,20 +9,20 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use termwise_report::duration;
 use termwise_train::log::tell;
 use termwise_train::metrics::Train;
-use termwise_train::progress::{Event, describe};
+use termwise_train::progress::{Event, compact, describe};
 use termwise_train::sweep::Progress;
 
 use crate::error::Exit;
 
-/// Signals within this time are one: `timeout` and a terminal that is closed send two, and nobody types so fast.
-const ONE: Duration = Duration::from_millis(500);
+/// Signals within this time count as one: `timeout` and a closed terminal send two.
+const DEBOUNCE: Duration = Duration::from_millis(500);
 
-/// The first Ctrl-C sets the flag and says what is still being done, the second ends the process.
+/// The first Ctrl-C sets the flag and prints the work that is still being done. The second exits the process.
 pub fn stop_on_interrupt(doing: &'static str) -> Arc<AtomicBool> {
     stop_or(doing, || std::process::exit(Exit::Interrupted as i32))
 }
 
-/// As [`stop_on_interrupt`]; with the second, something else happens. SIGTERM, SIGUSR1 and SIGHUP, which a closed terminal sends, count as Ctrl-C.
+/// As [`stop_on_interrupt`], with another action for the second. SIGTERM, SIGUSR1 and SIGHUP (sent by a closed terminal) count as Ctrl-C.
 pub fn stop_or(doing: &'static str, second: impl Fn() + Send + 'static) -> Arc<AtomicBool> {
     let stop = Arc::new(AtomicBool::new(false));
     let flag = stop.clone();
@@ -30,8 +30,8 @@ pub fn stop_or(doing: &'static str, second: impl Fn() + Send + 'static) -> Arc<A
     let action = move || {
         if !flag.swap(true, Ordering::Relaxed) {
             let _ = first.set(Instant::now());
-            tell(&format!("\n{doing}; Ctrl-C again ends at once"));
-        } else if first.get().is_none_or(|at| at.elapsed() > ONE) {
+            tell(&format!("\n{doing}; press Ctrl-C again to exit at once"));
+        } else if first.get().is_none_or(|at| at.elapsed() > DEBOUNCE) {
             second();
         }
     };
@@ -40,10 +40,10 @@ pub fn stop_or(doing: &'static str, second: impl Fn() + Send + 'static) -> Arc<A
     stop
 }
 
-/// What an interrupt does; between commands it ends the process.
+/// The action of a signal; between commands it exits the process.
 static ACTION: Mutex<Option<Box<dyn Fn() + Send>>> = Mutex::new(None);
 
-/// ctrlc calls it in a thread of its own, so that it may do anything.
+/// ctrlc calls it in a separate thread, so it need not be async-signal-safe.
 fn interrupted() {
     match ACTION.lock().unwrap_or_else(PoisonError::into_inner).as_ref() {
         Some(action) => action(),
@@ -51,12 +51,12 @@ fn interrupted() {
     }
 }
 
-/// Gives signals back to the program that called, when dropped.
-pub struct GiveBack;
+/// Restores the caller's signal handlers on drop.
+pub struct RestoreSignals;
 
-impl Drop for GiveBack {
+impl Drop for RestoreSignals {
     fn drop(&mut self) {
-        signals::give_back();
+        signals::restore();
         *ACTION.lock().unwrap_or_else(PoisonError::into_inner) = None;
     }
 }
@@ -67,24 +67,24 @@ mod signals {
 
     use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, Signal, sigaction};
 
-    /// SIGTERM before SIGUSR1, which schedulers send some time before they end a job; SIGHUP last.
+    /// The handled signals. Schedulers send SIGUSR1 some time before they end a job.
     const TAKEN: [Signal; 4] = [Signal::SIGINT, Signal::SIGTERM, Signal::SIGUSR1, Signal::SIGHUP];
     type Actions = [SigAction; 4];
-    /// What they did before they were taken.
+    /// The previous handlers.
     static BEFORE: Mutex<Option<Actions>> = Mutex::new(None);
 
-    /// Gives what they did until now.
+    /// Installs handlers and returns the previous ones.
     fn set(actions: Actions) -> Actions {
         std::array::from_fn(|i| {
-            // SAFETY: an action is to ignore the signal, or was in place before: that of ctrlc, or the caller's.
+            // SAFETY: an action ignores the signal, or was installed before by ctrlc or by the caller.
             let old = unsafe { sigaction(TAKEN[i], &actions[i]) };
-            // It fails for signals that cannot be taken alone.
+            // It fails only for signals that cannot be handled.
             old.unwrap_or(actions[i])
         })
     }
 
     pub fn take() {
-        /// Ctrlc can be installed once in a process.
+        /// ctrlc can be installed once per process.
         static OURS: OnceLock<Actions> = OnceLock::new();
         let ignore = SigAction::new(SigHandler::SigIgn, SaFlags::empty(), SigSet::empty());
         let mut kept = BEFORE.lock().unwrap_or_else(PoisonError::into_inner);
@@ -95,14 +95,14 @@ mod signals {
         let mut ours = *OURS.get_or_init(|| match ctrlc::set_handler(super::interrupted) {
             Ok(()) => {
                 let mut ours = set([ignore; 4]);
-                // ctrlc leaves this one alone; its action for the others does not ask which signal it is.
+                // ctrlc does not handle SIGUSR1; its handler is the same for all signals.
                 ours[2] = ours[1];
                 ours
             }
-            // A signal then ends the process; what it has written by then can be taken up again.
+            // A signal then ends the process, which can be resumed from its last checkpoint.
             Err(_) => before,
         });
-        // Who starts a program with `nohup` wants it to outlive the terminal.
+        // With `nohup`, the program must outlive the terminal.
         if matches!(before[3].handler(), SigHandler::SigIgn) {
             ours[3] = ignore;
         }
@@ -110,7 +110,7 @@ mod signals {
         *kept = Some(before);
     }
 
-    pub fn give_back() {
+    pub fn restore() {
         if let Some(before) = BEFORE.lock().unwrap_or_else(PoisonError::into_inner).take() {
             set(before);
         }
@@ -120,18 +120,18 @@ mod signals {
 #[cfg(not(unix))]
 mod signals {
     pub fn take() {
-        // It is there already after the first time, and without it an interrupt ends the process.
+        // It fails after the first time. Without it, an interrupt ends the process.
         let _ = ctrlc::set_handler(super::interrupted);
     }
 
-    pub fn give_back() {}
+    pub fn restore() {}
 }
 
-/// Sets the flag when standard input ends, as it does when the process that holds its other end is gone in whatever way.
+/// Sets the flag when standard input ends. It ends when the process at its other end exits or is killed.
 pub fn stop_with_input(stop: &Arc<AtomicBool>) {
     let stop = stop.clone();
     std::thread::spawn(move || {
-        // An input that cannot be read has ended, too.
+        // An input that cannot be read counts as ended.
         let _ = io::copy(&mut io::stdin().lock(), &mut io::sink());
         stop.store(true, Ordering::Relaxed);
     });
@@ -141,22 +141,22 @@ pub fn stop_with_input(stop: &Arc<AtomicBool>) {
 pub struct Bar {
     line: ProgressBar,
     quiet: bool,
-    /// Where there is no line that moves.
+    /// Without a progress bar.
     lines: Mutex<Option<Lines>>,
 }
 
-/// A part of the work as it is told in a log: a line every [`EVERY`].
+/// Progress in a log: one line per [`EVERY`].
 struct Lines {
-    /// When it began, what was done by then, and of how much.
+    /// Its start, the items done by then, and their total.
     begun: Instant,
     first: u64,
     of: u64,
-    /// What was last done, and when that was told.
+    /// The items done, and the time of the last line.
     last: u64,
     told: Instant,
 }
 
-/// Between two lines of a log.
+/// Time between two lines of a log.
 const EVERY: Duration = Duration::from_secs(60);
 
 impl Bar {
@@ -167,7 +167,7 @@ impl Bar {
         Bar { line, quiet, lines: Mutex::new(None) }
     }
 
-    /// So many of so many; `what` they are, or what is being done.
+    /// Shows `done` of `of` items. `what` names the items or the current work.
     pub fn at(&self, done: u64, of: u64, what: &str) {
         self.set(done, of, what);
         if !self.quiet && self.line.is_hidden() {
@@ -181,13 +181,13 @@ impl Bar {
         self.line.set_message(what.to_owned());
     }
 
-    /// Tells how far the work is once in a while, with an estimate of what is left of this part.
+    /// Prints a line from time to time, with an estimate of the remaining time.
     fn log(&self, done: u64, of: u64, what: &str) {
         let now = Instant::now();
         let mut lines = self.lines.lock().unwrap_or_else(PoisonError::into_inner);
         let part = lines.get_or_insert(Lines { begun: now, first: done, of, last: done, told: now });
         if part.of != of || done < part.last {
-            // Another part; silence is counted over both.
+            // Another stage; the time since the last line continues.
             *part = Lines { begun: now, first: done, of, last: done, told: part.told };
         }
         part.last = done;
@@ -198,7 +198,7 @@ impl Bar {
         }
     }
 
-    /// So many, of nobody knows how many.
+    /// Shows `done` items of an unknown total.
     pub fn count(&self, done: u64, what: &str) {
         if self.line.length().is_none() {
             self.line.set_style(style("{pos} {msg}, {elapsed}"));
@@ -207,16 +207,16 @@ impl Bar {
         self.line.set_message(what.to_owned());
     }
 
-    /// How far several runs are.
+    /// Shows the progress of several runs.
     pub fn runs(&self, progress: &Progress) {
         let &Progress { total, finished, failed, running, fraction, remaining } = progress;
         let failed = if failed > 0 { format!(", {failed} failed") } else { String::new() };
         let left = remaining.map_or(String::new(), |left| format!(", about {} left", duration(left.as_secs_f64())));
         self.line.set_style(style("{bar:24} {percent} %: {msg}"));
-        self.set((1000.0 * fraction) as u64, 1000, &format!("{finished} of {total} runs finished{failed}, {running} under way{left}"));
+        self.set((1000.0 * fraction) as u64, 1000, &format!("{finished} of {total} runs finished{failed}, {running} running{left}"));
     }
 
-    /// How a training goes: in the line that moves, or where there is none in one line for each that is logged.
+    /// Shows the progress of a training: in the bar, or one line per logged step.
     pub fn training(&self, event: &Event) {
         match *event {
             Event::Begun(step, steps) => {
@@ -229,24 +229,27 @@ impl Bar {
                 if !self.line.is_hidden() {
                     return self.line.set_message(format!("loss {loss:.4}, {speed:.0} tokens/s{share}"));
                 }
-                let norm = grad_norm.map_or("not finite".into(), |norm| format!("{norm:.3}"));
+                let norm = grad_norm.map_or("not finite".into(), |norm| compact(norm, 3));
+                let loss = compact(*loss, 4);
                 let steps = self.line.length().unwrap_or(0);
                 let left = if *step < steps { format!("  {} left", duration(left)) } else { String::new() };
-                self.tell(&format!("step {step}/{steps}  loss {loss:.4}  norm {norm}  lr {lr:.3e}  {speed:.0} tokens/s{share}{left}"));
+                self.tell(&format!(
+                    "step {step}/{steps}  loss {loss}  gradient norm {norm}  lr {lr:.3e}  {speed:.0} tokens/s{share}{left}"
+                ));
             }
             Event::HeldOut(step, evaluation) => self.tell(&format!("step {step}  {}", describe(evaluation))),
             Event::Remark(text) => self.tell(text),
         }
     }
 
-    /// A line for logs; nothing if a progress bar shows the same.
+    /// Prints a line in logs. A progress bar shows the same.
     pub fn log_line(&self, text: &str) {
         if self.line.is_hidden() {
             self.tell(text);
         }
     }
 
-    /// A remark that stays, above the line that moves.
+    /// Prints a line above the bar.
     pub fn tell(&self, text: &str) {
         if !self.quiet {
             self.line.suspend(|| tell(text));
@@ -258,7 +261,7 @@ fn style(template: &str) -> ProgressStyle {
     ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar()).progress_chars("━╸ ")
 }
 
-/// What was shown goes.
+/// Clears the bar.
 impl Drop for Bar {
     fn drop(&mut self) {
         self.line.finish_and_clear();
@@ -280,27 +283,27 @@ mod tests {
     }
 
     #[test]
-    fn every_call_takes_signals_and_gives_them_back() {
-        // However this test was started.
+    fn every_call_handles_signals_and_restores_the_previous_handlers() {
+        // The previous handler ignores the signal.
         // SAFETY: ignored signals run no code.
-        unsafe { signal(Signal::SIGTERM, SigHandler::SigIgn) }.expect("it can be ignored");
+        unsafe { signal(Signal::SIGTERM, SigHandler::SigIgn) }.expect("SIGTERM can be ignored");
         for _ in 0..2 {
-            let call = GiveBack;
+            let call = RestoreSignals;
             let ended = Arc::new(AtomicBool::new(false));
             let flag = ended.clone();
             let stop = stop_or("stopping", move || flag.store(true, Ordering::Relaxed));
             raise(Signal::SIGTERM).expect("this process");
             assert!(waits_for(&stop));
-            // A second one a moment later belongs to the first; on a machine that is too busy to say, this checks nothing.
+            // A second one within DEBOUNCE counts as the first. On a very busy machine this checks nothing.
             let begun = Instant::now();
             raise(Signal::SIGTERM).expect("this process");
             std::thread::sleep(Duration::from_millis(50));
-            assert!(!ended.load(Ordering::Relaxed) || begun.elapsed() > ONE / 2);
-            std::thread::sleep(ONE);
+            assert!(!ended.load(Ordering::Relaxed) || begun.elapsed() > DEBOUNCE / 2);
+            std::thread::sleep(DEBOUNCE);
             raise(Signal::SIGTERM).expect("this process");
             assert!(waits_for(&ended));
             drop(call);
-            // Were it still taken, it would end this process.
+            // The previous handler ignores it.
             raise(Signal::SIGTERM).expect("this process");
             std::thread::sleep(Duration::from_millis(50));
         }

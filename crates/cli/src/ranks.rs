@@ -1,4 +1,4 @@
-//! Processes that share the work of one command: started by `mpirun` or a scheduler, with a build that has MPI.
+//! Processes that share the work of one command, started by `mpirun` or a scheduler. Requires a build with MPI.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,13 +8,13 @@ use termwise_train::log::tell;
 
 use crate::error::Failure;
 
-/// How long a rank keeps its error to itself: where rank 0 has the same one, it is said once.
-const FIRST_WORD: Duration = Duration::from_secs(1);
+/// Delay of errors on other ranks: if rank 0 has the same error, it is printed once.
+const ERROR_DELAY: Duration = Duration::from_secs(1);
 
-/// Variables by which launchers say how many processes they have started: Open MPI; MPICH, Intel MPI and others with PMI; MVAPICH.
+/// Environment variables with the number of processes: Open MPI; MPICH, Intel MPI and others with PMI; MVAPICH.
 const SIZES: [&str; 3] = ["OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE"];
 
-/// With PMIx, by which Slurm starts processes, only the rank is said.
+/// PMIx, which Slurm uses, sets only the rank.
 const RANK: &str = "PMIX_RANK";
 
 /// The ranks of this command.
@@ -25,7 +25,7 @@ pub struct Ranks {
     _session: Option<termwise_train::collective::mpi::Session>,
 }
 
-/// Whether a launcher has started this process, and as one of how many if it says so.
+/// `Some` if a launcher started this process, with the number of processes if known.
 fn launched() -> Option<Option<usize>> {
     let size = SIZES.iter().find_map(|name| std::env::var(name).ok()?.parse().ok());
     match size {
@@ -34,13 +34,13 @@ fn launched() -> Option<Option<usize>> {
     }
 }
 
-/// Whether a launcher has started this process as a rank of a build that can be one.
+/// Whether this process is an MPI rank.
 pub fn is_rank() -> bool {
     cfg!(feature = "mpi") && launched().is_some()
 }
 
 impl Ranks {
-    /// Nobody else.
+    /// One process.
     pub fn alone() -> Ranks {
         Ranks {
             collective: Arc::new(Alone),
@@ -49,7 +49,7 @@ impl Ranks {
         }
     }
 
-    /// The processes that were started with this one.
+    /// All processes of the launcher.
     #[cfg(feature = "mpi")]
     pub fn join() -> Result<Ranks, Failure> {
         if launched().is_none() {
@@ -59,28 +59,28 @@ impl Ranks {
         Ok(Ranks { collective: Arc::new(session.world()), _session: Some(session) })
     }
 
-    /// The processes that were started with this one.
+    /// All processes of the launcher.
     #[cfg(not(feature = "mpi"))]
     pub fn join() -> Result<Ranks, Failure> {
         match launched().flatten() {
             Some(size) if size > 1 => Err(Failure::usage(format!(
-                "this process was started as one of {size} ranks, but this build has no MPI: each would do the whole work by itself; \
-                 build it with `--features mpi`, or start it once"
+                "this process was started as one of {size} ranks, but this build has no MPI, so each would do all of the work; \
+                 build with `--features mpi`, or start one process"
             ))),
             _ => Ok(Ranks::alone()),
         }
     }
 
-    /// Says what went wrong on this rank, and ends the others, who cannot know of it. Where there are none, nothing is done.
+    /// Prints the error of this rank and aborts the others. Does nothing with a single rank.
     pub fn fail(&self, failure: &Failure) {
         let Failure::Library(message, exit) = failure else { return };
         let rank = self.collective.rank();
-        // What rank 0 has said is known to all.
+        // An empty message: rank 0 has printed the error.
         if self.collective.size() == 1 || message.is_empty() {
             return;
         }
         if rank > 0 {
-            std::thread::sleep(FIRST_WORD);
+            std::thread::sleep(ERROR_DELAY);
         }
         tell(&format!("error on rank {rank}: {message}"));
         self.collective.abort(*exit as u8);

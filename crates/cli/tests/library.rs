@@ -1,4 +1,4 @@
-//! The program as a function, as another program calls it.
+//! The program as a function that another program calls.
 #![cfg(unix)]
 
 mod support;
@@ -13,7 +13,7 @@ fn words(words: &[&str]) -> Vec<OsString> {
 }
 
 #[test]
-fn sweeps_start_runs_by_the_words_that_they_are_given() {
+fn sweeps_start_runs_with_the_given_argv() {
     let place = Place::new();
     let base = place.settings("steps = 2");
     fs::write(place.path("s.toml"), format!("[base]\n{base}\n[axes]\nseed = [1]\n")).expect("a file");

@@ -1,4 +1,4 @@
-//! The fused attention, forward and with its backward pass.
+//! Fused attention, forward and with the backward pass.
 
 use std::cell::RefCell;
 use std::time::Duration;
@@ -14,40 +14,40 @@ use termwise_base::threads;
 
 use crate::Error;
 
-/// What to measure.
+/// Options.
 #[derive(Clone, Debug)]
 pub struct AttentionOptions {
-    /// Sizes.
+    /// Shapes.
     pub shapes: Vec<AttentionShape>,
-    /// d, of q, k and v.
+    /// Head dimension d of q, k and v.
     pub head_dim: usize,
-    /// G; as many as heads where absent.
+    /// Key-value heads G; default: same as heads.
     pub kv_heads: Option<usize>,
-    /// Variants with their names. Softmax is measured in any case, to compare with.
+    /// Variants with their names. Softmax is always included for comparison.
     pub variants: Vec<(String, Variant)>,
     /// Threads.
     pub threads: usize,
-    /// Repetitions, of which the best counts.
+    /// Repetitions; the best counts.
     pub repeat: usize,
 }
 
-/// What was measured.
+/// Result.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct AttentionBench {
-    /// Who computed it.
+    /// The program.
     pub engine: String,
-    /// What the machine can do.
+    /// Peak performance of the machine.
     pub machine: Machine,
-    /// How operations are counted.
+    /// Formula of the operation count.
     pub flop_count: String,
-    /// One for each shape and variant.
+    /// One per shape and variant.
     pub rows: Vec<AttentionRow>,
 }
 
 /// One variant at one shape.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct AttentionRow {
-    /// As it was asked for.
+    /// The requested name.
     pub variant: String,
     /// B
     pub batch: usize,
@@ -61,23 +61,23 @@ pub struct AttentionRow {
     pub head_dim: usize,
     /// The forward pass.
     pub forward: Speed,
-    /// Both passes.
+    /// Forward and backward pass.
     pub forward_backward: Speed,
-    /// Time of the forward pass over that of softmax.
+    /// Forward time relative to softmax.
     pub forward_against_softmax: f64,
-    /// Time of both over that of softmax.
+    /// Forward and backward time relative to softmax.
     pub forward_backward_against_softmax: f64,
 }
 
-/// Multiplications and additions of the two products of a causal attention; what kernels, gates and norms cost is not counted.
+/// Multiplications and additions of the two products of causal attention, without kernels, gates and norms.
 pub fn attention_flops(batch: usize, heads: usize, time: usize, head_dim: usize) -> f64 {
     4.0 * (batch * heads * head_dim) as f64 * (time as f64 * (time + 1) as f64 / 2.0)
 }
 
-/// With the backward pass: two products forward, five backward, of which one computes the scores again.
+/// With the backward pass: two products forward, five backward, one of which recomputes the scores.
 pub const WITH_BACKWARD: f64 = 3.5;
 
-/// Measures all variants at all shapes. At one shape they take turns, so that a disturbance meets all alike.
+/// Measures all variants at all shapes. At one shape they alternate, so a disturbance affects all of them.
 pub fn attention(options: &AttentionOptions) -> Result<AttentionBench, Error> {
     let pool = threads::pool(options.threads)?;
     pool.install(|| {
@@ -89,7 +89,7 @@ pub fn attention(options: &AttentionOptions) -> Result<AttentionBench, Error> {
         if !variants.iter().any(|(_, variant)| *variant == Variant::default()) {
             variants.insert(0, ("softmax".into(), Variant::default()));
         }
-        // All can run before the first is measured, so that a mistake shows at once.
+        // All variants run once before the first is measured, to report errors early.
         for shape in shapes.clone() {
             variants.iter().try_for_each(|(_, variant)| planned(variant, &shape).map(drop))?;
         }
@@ -103,7 +103,7 @@ pub fn attention(options: &AttentionOptions) -> Result<AttentionBench, Error> {
     })
 }
 
-/// Tensors that all variants of one shape share.
+/// Tensors shared by all variants of a shape.
 struct Common {
     q: Vec<f32>,
     k: Vec<f32>,

@@ -1,4 +1,4 @@
-//! Chunk mode against parallel mode by length, and where the one overtakes the other.
+//! Chunk mode compared with parallel mode by length, and the crossover.
 
 use serde::{Deserialize, Serialize};
 use termwise_attention::{Attention, FusedOptions, Mode, Scratch, Shape, Variant, break_even};
@@ -10,46 +10,46 @@ use termwise_base::threads;
 
 use crate::Error;
 
-/// What to measure.
+/// Options.
 #[derive(Clone, Debug)]
 pub struct ChunkOptions {
     /// Variants with their head dimensions.
     pub cases: Vec<DecodeCase>,
     /// H = G
     pub heads: usize,
-    /// The first length; each is twice the one before.
+    /// The first length; lengths double.
     pub shortest: usize,
-    /// The last length at most.
+    /// The largest length.
     pub longest: usize,
     /// Threads.
     pub threads: usize,
-    /// Repetitions, of which the best counts; long lengths have fewer.
+    /// Repetitions; the best counts; long lengths have fewer.
     pub repeat: usize,
 }
 
-/// What was measured.
+/// Result.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct ChunkBench {
-    /// Who computed it.
+    /// The program.
     pub engine: String,
-    /// What the machine can do.
+    /// Peak performance of the machine.
     pub machine: Machine,
-    /// One for each case.
+    /// One per case.
     pub cases: Vec<ChunkTable>,
 }
 
 /// One variant at all lengths.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct ChunkTable {
-    /// Its text form.
+    /// The variant string.
     pub variant: String,
     /// d = e
     pub head_dim: usize,
     /// H
     pub heads: usize,
-    /// The length from which on `auto` takes chunks.
+    /// The length from which `auto` selects chunks.
     pub predicted: Option<usize>,
-    /// The length at which both take equally long with backward, between two that were measured.
+    /// The interpolated length at which both modes take the same time with backward.
     pub measured: Option<usize>,
     /// By length.
     pub rows: Vec<ChunkRow>,
@@ -68,15 +68,15 @@ pub struct ChunkRow {
     pub chunk_forward_ms: f64,
     /// Chunk, with backward.
     pub chunk_ms: f64,
-    /// Parallel's time over that of chunks, forward.
+    /// Time of parallel mode divided by that of chunk mode, forward.
     pub forward_ratio: f64,
     /// With backward.
     pub ratio: f64,
-    /// What `auto` takes.
+    /// The mode that `auto` selects.
     pub auto: String,
 }
 
-/// Measures all cases. Both modes take turns at each length.
+/// Measures all cases. Both modes alternate at each length.
 pub fn chunk(options: &ChunkOptions) -> Result<ChunkBench, Error> {
     let pool = threads::pool(options.threads)?;
     pool.install(|| {
@@ -104,7 +104,7 @@ fn table(case: &DecodeCase, options: &ChunkOptions) -> Result<ChunkTable, Error>
     })
 }
 
-/// Where the ratio passes 1, as a straight line in the logarithms of length and ratio.
+/// The length at which the ratio is 1, by linear interpolation of the logarithms of length and ratio.
 fn crossing(rows: &[ChunkRow]) -> Option<usize> {
     let (before, after) = rows.iter().zip(rows.iter().skip(1)).find(|(before, after)| before.ratio < 1.0 && after.ratio >= 1.0)?;
     let share = -before.ratio.ln() / (after.ratio.ln() - before.ratio.ln());
@@ -115,7 +115,7 @@ fn row(variant: &Variant, shape: Shape, repeat: usize) -> Result<ChunkRow, Error
     let layer = Layer::<f32>::uniform(variant, shape, 0.3, &mut Rng::new(1))?;
     let auto = layer.fused(FusedOptions::default().mode(Mode::Auto))?.mode_taken().to_string();
     let scratch = Scratch::default();
-    // Long ones disturb each other little.
+    // Long measurements are less noisy.
     let repeat = (repeat * 4096 / shape.time).clamp(1, repeat.max(1));
     let job = |mode: Mode| -> Result<Job<2>, Error> {
         let mut engine = layer.fused(FusedOptions::default().mode(mode).scratch(&scratch))?;

@@ -1,4 +1,4 @@
-//! One token at a time: a step of the recurrent state beside a plain sweep over as many bytes, and time by position.
+//! Token-by-token decoding: a step of the recurrent state compared with a loop over as many bytes, and time by position.
 
 use std::str::FromStr;
 
@@ -13,15 +13,15 @@ use termwise_base::threads;
 
 use crate::Error;
 
-/// Bytes that one repetition reads and writes at least: short steps are repeated, so that the clock does not count.
+/// Minimum bytes read and written per repetition. Short steps are repeated to hide the resolution of the clock.
 const BYTES: usize = 64 << 20;
-/// Tokens that a point of the curve is measured on.
+/// Tokens per point of the curve.
 const TOKENS: usize = 64;
 
 /// A variant at a head dimension, as in `taylor=0..2@64`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct DecodeCase {
-    /// Of every head.
+    /// The variant of every head.
     pub variant: Variant,
     /// d = e
     pub head_dim: usize,
@@ -39,69 +39,69 @@ impl FromStr for DecodeCase {
     }
 }
 
-/// What to measure.
+/// Options.
 #[derive(Clone, Debug)]
 pub struct DecodeOptions {
     /// Variants with their head dimensions.
     pub cases: Vec<DecodeCase>,
-    /// Heads, each with a state of its own.
+    /// Heads, each with its own state.
     pub heads: usize,
-    /// The last position of the curve of time by position; 0 for none.
+    /// Last position of the curve of time per token; 0: no curve.
     pub positions: usize,
-    /// The last position at which a cache is measured: to get there takes time that grows with its square.
+    /// Last position at which the softmax cache is measured; the time to reach it is quadratic.
     pub cache_positions: usize,
     /// Threads.
     pub threads: usize,
-    /// Repetitions, of which the best counts.
+    /// Repetitions; the best counts.
     pub repeat: usize,
 }
 
-/// What was measured.
+/// Result.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct DecodeBench {
-    /// Who computed it.
+    /// The program.
     pub engine: String,
-    /// What the machine can do.
+    /// Peak performance of the machine.
     pub machine: Machine,
-    /// One for each case.
+    /// One per case.
     pub rows: Vec<DecodeRow>,
-    /// Time by position, for the first case and for a cache of keys and values.
+    /// Time per token by position, for the first case and for a KV cache.
     pub curve: Vec<CurvePoint>,
 }
 
 /// One step of one case.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct DecodeRow {
-    /// Its text form.
+    /// The variant string.
     pub variant: String,
     /// d = e
     pub head_dim: usize,
     /// H
     pub heads: usize,
-    /// From the real buffers.
+    /// Bytes of the state buffers.
     pub state_bytes: usize,
-    /// Microseconds a token.
+    /// Microseconds per token.
     pub us: f64,
     /// Microseconds of one thread that reads, changes and writes as many bytes.
     pub sweep_us: f64,
-    /// 10⁹ bytes a second, read and written.
+    /// GB/s, read and written.
     pub gb_per_s: f64,
-    /// Of the plain sweep.
+    /// GB/s of the loop.
     pub sweep_gb_per_s: f64,
-    /// The plain sweep's time over that of the step.
+    /// Time of the loop divided by that of the step.
     pub share_of_sweep: f64,
 }
 
-/// Time of a token at a position.
+/// Time per token at a position.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct CurvePoint {
-    /// What is kept.
+    /// The variant.
     pub variant: String,
-    /// Tokens before it.
+    /// Position.
     pub position: usize,
-    /// Microseconds a token.
+    /// Microseconds per token.
     pub us: f64,
-    /// Bytes kept at this position.
+    /// Bytes of state or cache at this position.
     pub bytes: usize,
 }
 
@@ -124,7 +124,7 @@ fn shape(heads: usize, d: usize) -> Shape {
     Shape { batch: 1, time: 1, heads, kv_heads: heads, d, e: d }
 }
 
-/// Small inputs, so that sums of a million tokens stay finite.
+/// Small inputs, for finite sums over a million tokens.
 fn token(variant: &Variant, shape: Shape) -> Result<Layer<f32>, Error> {
     Ok(Layer::uniform(variant, shape, 0.1, &mut Rng::new(1))?)
 }
@@ -136,7 +136,7 @@ fn row(case: &DecodeCase, options: &DecodeOptions) -> Result<DecodeRow, Error> {
     let state_bytes = state.bytes();
     if !state.is_constant() {
         return Err(Error::Sizes(format!(
-            "`{}` has no finite state, so that its steps are not of one size; see --positions",
+            "`{}` has no finite state, so the time of a step depends on the position; use --positions",
             case.variant
         )));
     }

@@ -1,4 +1,4 @@
-//! Speeds for people.
+//! Documents of benchmark results.
 
 use termwise_report::{Block, Cell, Document, Documented, Section, Table, Unit, counted, thousands, three};
 
@@ -13,7 +13,7 @@ impl Machine {
     }
 }
 
-/// Milliseconds, operations, share of the peak.
+/// Milliseconds, GFLOP/s and share of the peak.
 fn speed(speed: &Speed) -> [Cell; 3] {
     [Cell::Number(speed.ms, 3), Cell::three(speed.gflops), Cell::Amount(speed.share_of_peak, Unit::Percent)]
 }
@@ -193,7 +193,7 @@ mod tests {
     use super::super::{GemmOptions, GemmShape, gemm};
 
     #[test]
-    fn what_is_read_again_says_the_same() {
+    fn saved_results_render_the_same() {
         let found = gemm(&GemmOptions { shapes: vec![GemmShape { m: 5, k: 3, n: 2 }], threads: 1, repeat: 1 }).expect("three products");
         termwise_report::reads_again(&found);
     }

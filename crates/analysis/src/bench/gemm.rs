@@ -1,4 +1,4 @@
-//! The matrix products of a linear layer, as models run them.
+//! The matrix products of a linear layer, as in models.
 
 use std::time::Duration;
 
@@ -11,27 +11,27 @@ use termwise_base::threads;
 
 use crate::Error;
 
-/// What to measure.
+/// Options.
 #[derive(Clone, Debug)]
 pub struct GemmOptions {
-    /// Sizes.
+    /// Shapes.
     pub shapes: Vec<GemmShape>,
     /// Threads.
     pub threads: usize,
-    /// Repetitions, of which the best counts.
+    /// Repetitions; the best counts.
     pub repeat: usize,
 }
 
-/// What was measured.
+/// Result.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct GemmBench {
-    /// Who computed it.
+    /// The program.
     pub engine: String,
-    /// What the machine can do.
+    /// Peak performance of the machine.
     pub machine: Machine,
-    /// How operations are counted.
+    /// Formula of the operation count.
     pub flop_count: String,
-    /// One for each shape and product.
+    /// One per shape and product.
     pub rows: Vec<GemmRow>,
 }
 

@@ -1,4 +1,4 @@
-//! What the machine can do: the bounds that everything else is compared with.
+//! Peak performance of the machine, to which other speeds are compared.
 
 use std::hint::black_box;
 use std::time::Duration;
@@ -9,9 +9,9 @@ use termwise_attention::simd::{Simd, Task, dispatch, isa};
 
 use super::timed;
 
-/// Bytes that are read for the bandwidth: far more than any cache holds.
+/// Bytes read to measure the bandwidth, far more than any cache.
 const BANDWIDTH_BYTES: usize = 256 << 20;
-/// Sums that are independent: two units with a latency of four need eight, and twelve fit into sixteen registers.
+/// Independent sums: two units with a latency of four need eight, and twelve fit into sixteen registers.
 const CHAINS: usize = 12;
 const REPETITIONS: usize = 5;
 
@@ -22,26 +22,26 @@ pub struct Machine {
     pub threads: usize,
     /// The instruction set in use.
     pub instructions: String,
-    /// float32 multiply-adds that stay in registers, counted as two operations, 10⁹ a second.
+    /// float32 multiply-adds in registers, counted as two operations, in GFLOP/s.
     pub peak_gflops: f64,
-    /// Reading from memory, 10⁹ bytes a second.
+    /// Memory reads in GB/s.
     pub read_gb_per_s: f64,
 }
 
 impl Machine {
-    /// Measures the pool in which this is called; takes about half a second.
+    /// Measures the current thread pool; takes about half a second.
     pub fn measure() -> Machine {
         let threads = rayon::current_num_threads();
         Machine { threads, instructions: isa().name().into(), peak_gflops: peak_gflops(), read_gb_per_s: bandwidth(threads) }
     }
 }
 
-/// float32 operations that the pool in which this is called does at most, 10⁹ a second; takes about a tenth of a second.
+/// Peak float32 GFLOP/s of the current thread pool; takes about a tenth of a second.
 pub fn peak_gflops() -> f64 {
     let threads = rayon::current_num_threads();
     let run = |rounds: usize| timed(|| drop(rayon::broadcast(|_| dispatch(Multiply { rounds })))).1;
     let mut rounds = 10_000;
-    // Long enough that starting the threads does not count.
+    // Long enough to hide the start of the threads.
     while run(rounds) < Duration::from_millis(15) {
         rounds *= 2;
     }

@@ -26,23 +26,23 @@ pub use machine::{Machine, peak_gflops};
 pub use shapes::{AttentionShape, GemmShape, parse_shapes};
 pub use step::{StageTime, StepBench, StepOptions, StepTimes, step};
 
-/// How fast something was.
+/// A speed.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Speed {
     /// Milliseconds, the best of all repetitions.
     pub ms: f64,
-    /// 10⁹ floating-point operations a second, by the stated count.
+    /// GFLOP/s by the stated count.
     pub gflops: f64,
-    /// Of the machine's peak.
+    /// Share of the peak of the machine.
     pub share_of_peak: f64,
-    /// Tokens a second; absent where there are none.
+    /// Tokens per second; `None` if there are no tokens.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tokens_per_s: Option<f64>,
 }
 
 impl Speed {
     fn new(best: Duration, flops: f64, tokens: Option<usize>, machine: &Machine) -> Speed {
-        // A clock too coarse for the work must not divide by zero.
+        // A coarse clock may measure zero.
         let seconds = best.as_secs_f64().max(1e-9);
         let gflops = flops / seconds / 1e9;
         Speed {
@@ -60,7 +60,7 @@ type Job<'a, const N: usize> = Box<dyn FnMut() -> Result<[Duration; N], Error> +
 /// A round that takes longer is the last one, and counts even if it is the first.
 const LONG: Duration = Duration::from_secs(20);
 
-/// Runs the jobs in turn, so that a disturbance meets all of them, `repeat` times after a round that allocates memory. Returns the times of each job.
+/// Runs the jobs alternately, so a disturbance affects all of them, `repeat` times after a warmup round. Returns the times of each job.
 fn measure<const N: usize>(repeat: usize, jobs: &mut [Job<N>]) -> Result<Vec<Vec<[Duration; N]>>, Error> {
     let mut times = vec![Vec::new(); jobs.len()];
     for round in 0..=repeat.max(1) {

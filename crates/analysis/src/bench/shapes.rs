@@ -1,4 +1,4 @@
-//! Lists of sizes as text.
+//! Parsing of shape lists.
 
 use crate::Error;
 
@@ -24,11 +24,11 @@ pub struct GemmShape {
     pub n: usize,
 }
 
-/// Three sizes that mean something.
+/// A shape of three sizes.
 pub trait Sizes3: Sized {
-    /// How they are written.
+    /// The accepted form.
     const EXPECTED: &'static str;
-    /// From the numbers, none zero.
+    /// From three nonzero sizes.
     fn from_sizes(sizes: [usize; 3]) -> Self;
 }
 
@@ -52,7 +52,7 @@ pub fn parse_shapes<S: Sizes3>(list: &str) -> Result<Vec<S>, Error> {
         .map(|text| {
             let sizes: Option<Vec<usize>> = text.trim().split(['x', '×']).map(|n| n.trim().parse().ok().filter(|&n| n > 0)).collect();
             match sizes.and_then(|sizes| <[usize; 3]>::try_from(sizes).ok()) {
-                // So that products of sizes and bytes stay within the address space.
+                // Products of sizes and bytes stay within the address space.
                 Some(sizes) if sizes.iter().all(|&n| n <= 1 << 20) => Ok(S::from_sizes(sizes)),
                 Some(_) => Err(Error::Sizes(format!("`{}`: sizes above {} are not measured here", text.trim(), 1 << 20))),
                 None => Err(Error::ShapeText { text: text.trim().to_string(), expected: S::EXPECTED }),

@@ -18,52 +18,52 @@ use termwise_base::threads;
 use crate::Error;
 use crate::plain_config::plain_config;
 
-/// What to measure.
+/// Options.
 #[derive(Clone, Debug)]
 pub struct StepOptions {
     /// V
     pub vocab: usize,
-    /// Width.
+    /// Hidden size.
     pub hidden: usize,
     /// H
     pub heads: usize,
-    /// G; as many as heads where absent.
+    /// Key-value heads G; default: same as heads.
     pub kv_heads: Option<usize>,
     /// Layers.
     pub layers: usize,
-    /// Width inside the MLP.
+    /// Intermediate size of the MLP.
     pub mlp: usize,
     /// B
     pub batch: usize,
     /// T
     pub length: usize,
-    /// In every head.
+    /// Variant of every head.
     pub attention: Variant,
-    /// Of the products of linear layers.
+    /// Precision of the products of linear layers.
     pub precision: Precision,
     /// Threads.
     pub threads: usize,
-    /// Steps that are measured, of which the best counts.
+    /// Measured steps; the best counts.
     pub repeat: usize,
 }
 
-/// What was measured.
+/// Result.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct StepBench {
-    /// Who computed it.
+    /// The program.
     pub engine: String,
-    /// What the machine can do.
+    /// Peak performance of the machine.
     pub machine: Machine,
-    /// How operations are counted.
+    /// Formula of the operation count.
     pub flop_count: String,
-    /// The attention of every head.
+    /// Variant string of every head.
     pub attention: String,
-    /// Of the products of linear layers.
+    /// Precision of the products of linear layers.
     #[serde(default)]
     pub precision: String,
     /// V
     pub vocab: usize,
-    /// Width.
+    /// Hidden size.
     pub hidden: usize,
     /// H
     pub heads: usize,
@@ -71,15 +71,15 @@ pub struct StepBench {
     pub kv_heads: usize,
     /// Layers.
     pub layers: usize,
-    /// Width inside the MLP.
+    /// Intermediate size of the MLP.
     pub mlp: usize,
     /// B
     pub batch: usize,
     /// T
     pub length: usize,
-    /// Numbers in all parameters.
+    /// Number of parameters.
     pub parameters: usize,
-    /// Numbers in the matrices that every token is multiplied by.
+    /// Parameters in matrices that multiply every token.
     pub matrix_parameters: usize,
     /// A whole step, the best.
     #[serde(flatten)]
@@ -88,18 +88,18 @@ pub struct StepBench {
     pub median_ms: f64,
     /// The loss before the first step and after the last.
     pub losses: [f64; 2],
-    /// Where the time goes, on average.
+    /// Mean time per stage.
     pub times: StepTimes,
 }
 
-/// Where the time of a step goes, in milliseconds.
+/// Mean milliseconds per stage of a step.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct StepTimes {
     /// Stages of the model.
     pub stages: Vec<StageTime>,
-    /// Gradients set to zero.
+    /// Zeroing of gradients.
     pub zero_ms: f64,
-    /// Their norm, for clipping.
+    /// Gradient norm, for clipping.
     pub norm_ms: f64,
     /// AdamW.
     pub optimizer_ms: f64,
@@ -110,9 +110,9 @@ pub struct StepTimes {
 pub struct StageTime {
     /// Its name.
     pub stage: String,
-    /// Going forward.
+    /// Forward.
     pub forward_ms: f64,
-    /// Going backward.
+    /// Backward.
     pub backward_ms: f64,
 }
 

@@ -1,6 +1,6 @@
 //! Exports a variant as one Python file that needs PyTorch alone.
 //!
-//! The file is made from the sources of the PyTorch engine of the Python package (`python/termwise/torch/engine`), with the variant fixed: `module.py`
+//! The file is generated from the sources of the PyTorch engine of the Python package (`python/termwise/torch/engine`), with the variant fixed: `module.py`
 //! adds the projections and parameters, `self_test.py` a comparison with values that the float64 reference computes here.
 
 mod reference;
@@ -20,11 +20,11 @@ macro_rules! engine {
     };
 }
 
-/// In the order in which the file has them.
+/// The modules in the order of the file.
 const ENGINE: [Source; 9] = engine!["recurrent", "prepare", "blocked", "naive", "states", "kernels", "epilogue", "parts", "extras"];
 
-/// Source of a PyTorch module, `Attention`, that computes this variant: all positions at once, in chunks and one by one. `made_by` is the program and
-/// its version.
+/// Source of a PyTorch module, `Attention`, that computes this variant in three forms: parallel, chunked and token by token. `made_by` is the
+/// program and its version.
 pub fn torch(variant: &Variant, made_by: &str) -> Result<String, Error> {
     variant.validate()?;
     let parts = Parts::new(variant);
@@ -60,7 +60,7 @@ fn head(variant: &Variant, made_by: &str) -> String {
     )
 }
 
-/// A JSON value as a Python literal; the entries of an outer object have a line each.
+/// A JSON value as a Python literal, with one line per entry of an outer object.
 fn python(value: &Value, outer: bool) -> String {
     let joined = |parts: Vec<String>| parts.join(", ");
     match value {
@@ -90,7 +90,7 @@ mod tests {
         torch(&variant, "a test").unwrap_or_else(|error| panic!("{error}"))
     }
 
-    /// No import from the package is left, and no name is defined twice: then it would not mean what it means in its module.
+    /// No import from the package is left, and no name is defined twice, which would change its meaning in one of the modules.
     #[test]
     fn every_preset_is_exported_as_one_consistent_file() {
         for preset in termwise_attention::presets::all() {

@@ -11,7 +11,7 @@ const HEADS: usize = 4;
 const KV_HEADS: usize = 2;
 const DIM: usize = 4;
 const TIME: usize = 9;
-/// Windows, sinks and dimensions are made as small as this, so that a few positions meet all cases.
+/// Largest window, sinks and dimension, so a few positions cover all cases.
 const WINDOW: usize = 3;
 const SINKS: usize = 2;
 const SMALL_DIM: usize = 3;
@@ -44,7 +44,7 @@ impl Reference {
         if let Some(far) = &mut small.far {
             far.dim = far.dim.map(|dim| dim.min(SMALL_DIM));
         }
-        // Sums of weights of both signs can come close to zero: of several phases, the first at which float32 is as good as it can be.
+        // Sums of weights of both signs can be close to zero: of several phases, the first that is well conditioned in float32.
         let mut best: Option<(f64, usize, Outcome)> = None;
         for phase in 1..=24 {
             let (exact, short) = (computed::<f64>(&small, phase)?, computed::<f32>(&small, phase)?);
@@ -64,7 +64,7 @@ impl Reference {
             }
         }
         let Some((_, phase, Outcome { y, gradients })) = best else {
-            let reason = "its values are not finite for small inputs, so that nothing could be compared";
+            let reason = "its values are not finite for small inputs, so the self-test has no reference";
             return Err(Error::Export { variant: variant.to_string(), reason: reason.into() });
         };
         let rows: Vec<String> =
@@ -117,7 +117,7 @@ fn times<R: Real>(x: &[R], w: &[R], inputs: usize) -> Vec<R> {
     x.chunks_exact(inputs).flat_map(row).collect()
 }
 
-/// Adds the gradient of x, and gives that of W.
+/// Adds the gradient of x and returns that of W.
 fn times_backward<R: Real>(x: &[R], w: &[R], dy: &[R], inputs: usize, dx: &mut [R]) -> Vec<R> {
     let outputs = w.len() / inputs;
     let mut dw = vec![R::zero(); w.len()];
@@ -132,7 +132,7 @@ fn times_backward<R: Real>(x: &[R], w: &[R], dy: &[R], inputs: usize, dx: &mut [
     dw
 }
 
-/// The module's output at this phase, and all gradients of the sum of its products with sines.
+/// The output of the module at this phase, and the gradients of the sum of its products with sines.
 fn computed<R: Real>(variant: &Variant, phase: usize) -> Result<Outcome, Error> {
     let layer = Layer::new(HEADS, KV_HEADS, DIM).rope(Rope::new(DIM, 10_000.0, None)?).variant(variant.clone())?;
     let width = HEADS * DIM;
@@ -151,7 +151,7 @@ fn computed<R: Real>(variant: &Variant, phase: usize) -> Result<Outcome, Error> 
             }
         }
     }
-    // In the order of their names, as the module fills them.
+    // In the order of names, in which the module fills them.
     let weights: BTreeMap<String, Vec<R>> = shapes
         .into_iter()
         .enumerate()

@@ -1,7 +1,7 @@
 //! Joins Python modules of one package into one file.
 //!
-//! Modules import from each other by `from .module import name` alone, so that a name means the same in the joined file. Top-level definitions that
-//! nothing reachable refers to are left out, with their imports.
+//! Modules import from each other only by `from .module import name`, so a name means the same in the joined file. Top-level definitions that are
+//! not reachable are omitted, with their imports.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -14,13 +14,13 @@ pub struct Source<'a> {
 /// A top-level statement with its comments and decorators.
 struct Statement<'a> {
     lines: Vec<&'a str>,
-    /// What it defines.
+    /// The names that it defines.
     name: Option<&'a str>,
 }
 
 struct Module<'a> {
     docstring: String,
-    /// By the name in this module: the module it comes from and its name there.
+    /// For each name in this module: the module of origin and its name there.
     imports: BTreeMap<&'a str, (&'a str, &'a str)>,
     statements: Vec<Statement<'a>>,
 }
@@ -171,7 +171,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_nothing_refers_to_is_left_out() {
+    fn unreferenced_definitions_are_omitted() {
         let a = "\"\"\"About a.\n\nMore.\n\"\"\"\nimport math\nimport sys\n\nfrom .b import used\n\n\n@decorated\ndef root():\n    \"\"\"unused\"\"\"\n    return used(math.pi)\n";
         let b = "from os import path, sep as S\n\n#: About.\nTWO = 2\n\n\ndef unused():\n    return path\n\n\ndef used(x):\n    return S * TWO * x\n";
         let text = joined("HEAD", &[Source { name: "a", text: a }, Source { name: "b", text: b }], &["a"]);

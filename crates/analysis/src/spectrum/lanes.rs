@@ -1,22 +1,22 @@
-//! Eight numbers at a time: plain arrays, which compile to vectors of float64 inside [`vectorized`].
+//! Arrays of eight float64 values, which compile to vector instructions inside [`vectorized`].
 //!
-//! No multiplication is fused with an addition, so that every instruction set gives the same bits.
+//! Multiplications and additions are not fused, so every instruction set gives the same bits.
 
-/// Numbers of a vector.
+/// Values per vector.
 pub const LANES: usize = 8;
 
 /// One vector.
 pub type Lane = [f64; LANES];
 
-/// All numbers the same.
+/// A vector of equal values.
 #[inline(always)]
 pub fn splat(x: f64) -> Lane {
     [x; LANES]
 }
 
-// Plain loops: `array::from_fn` is not always inlined, and a call inside ends all hope of vectors.
+// Plain loops: `array::from_fn` is not always inlined, and a call prevents vectorization.
 
-/// f of each number.
+/// f of each value.
 #[inline(always)]
 pub fn map(a: Lane, f: impl Fn(f64) -> f64) -> Lane {
     let mut out = [0.0; LANES];
@@ -52,7 +52,7 @@ pub fn sum(a: Lane) -> f64 {
     ((a[0] + a[4]) + (a[2] + a[6])) + ((a[1] + a[5]) + (a[3] + a[7]))
 }
 
-/// A piece of a slice, filled up where it is shorter than a vector.
+/// A piece of a slice, padded to a vector.
 #[inline(always)]
 pub fn load(x: &[f64], fill: f64) -> Lane {
     match x.first_chunk::<LANES>() {
@@ -65,7 +65,7 @@ pub fn load(x: &[f64], fill: f64) -> Lane {
     }
 }
 
-/// Runs work compiled for the widest instruction set that this machine has. What it calls must be inlined to profit.
+/// Runs work compiled for the widest available instruction set. Functions that it calls must be inlined to profit.
 pub fn vectorized<W: pulp::NullaryFnOnce>(work: W) -> W::Output {
     pulp::Arch::new().dispatch(work)
 }
@@ -87,10 +87,10 @@ const INVERSE_FACTORIALS: [f64; 14] = [
     1.0 / 479_001_600.0,
     1.0 / 6_227_020_800.0,
 ];
-/// ln 2 in two parts, the first with zeros at its end so that its multiples are exact.
+/// ln 2 in two parts. The first has trailing zeros, so its multiples are exact.
 const LN_2_HIGH: f64 = 6.931_471_803_691_238e-1;
 const LN_2_LOW: f64 = 1.908_214_929_270_587_7e-10;
-/// Adding this rounds to an integer, which then stands in the lowest bits.
+/// Adding this rounds to an integer in the lowest bits.
 const ROUND: f64 = 6_755_399_441_055_744.0;
 /// Below this e^x is no longer normal, and 0 here.
 const LEAST: f64 = -708.0;

@@ -1,16 +1,16 @@
-//! How large the terms of the exponential series are inside a model, and how many of them its heads need.
+//! Magnitudes of the terms of the exponential series in a model, and the number of terms needed by its heads.
 //!
 //! With x the score of a pair, a query t and a key s ≤ t, over the sampled rows of each head:
 //!
-//! - magnitude of order n: mean over visible pairs of |a_n·x^n/n!|, n = 0..99. This is the published metric but for two things: absolute
-//!   values are taken at every order, and pairs that the mask hides are not counted. It peaks at n ≈ |x|, so that large negative scores,
-//!   which do nothing in a softmax, inflate it: the same over x ≥ 0 and x < 0 apart stands beside it. A layer has the mean over its heads;
+//! - magnitude of order n: mean over visible pairs of |a_n·x^n/n!|, n = 0..99. This is the published metric with two differences:
+//!   absolute values at every order, and masked pairs are not counted. It peaks at n ≈ |x|, so large negative scores, which have no
+//!   effect in a softmax, inflate it. Therefore it is also reported separately over x ≥ 0 and x < 0. A layer has the mean over its heads;
 //! - entropy: mean over rows of −Σ p ln p, p = M·w/Σ M·w, and the same divided by ln S_t;
 //! - share of order p: mean over rows of Σ_s M·w_p / Σ_s M·w, w_p(x) = Σ_{n≤p} a_n·x^n/n!;
-//! - error of order p: RMS(y_p − y)/RMS(y) over rows and coordinates, y_p the head's output with w_p in the place of w, and with its own
+//! - error of order p: RMS(y_p − y)/RMS(y) over rows and coordinates, y_p the head's output with w_p in place of w, with its own
 //!   denominator, gates, decay and norm.
 //!
-//! Activations are those of the model's float32 forward pass; everything after is float64. Memory is linear in the length. Results are
+//! Activations are those of the model's float32 forward pass; all later computation is in float64. Memory is linear in the length. Results are
 //! bit-identical for any number of threads and ranks.
 
 mod block;
@@ -41,52 +41,52 @@ pub use windows::{RowChoice, sample, windows};
 
 /// Orders whose magnitude is measured.
 pub const ORDERS: usize = 100;
-/// Tokens of windows that run through the model together.
+/// Tokens per batch of windows.
 const TOKENS_AT_ONCE: usize = 4096;
 
-/// What is measured, and how.
+/// Options of [`measure`].
 #[derive(Clone, Debug, PartialEq)]
 pub struct Options {
-    /// Even orders at which series are cut, ascending, at most [`MAX_CUT`].
+    /// Even truncation orders, ascending, at most [`MAX_CUT`].
     pub orders: Vec<usize>,
-    /// Which rows are looked at.
+    /// Sampled rows.
     pub rows: RowChoice,
-    /// Seed of their choice.
+    /// Seed of the sample.
     pub seed: u64,
-    /// How the work is cut up; changes no result beyond rounding.
+    /// Block sizes; results are the same up to rounding.
     pub tiles: Tiles,
     /// Precision of projections and MLP.
     pub precision: Precision,
 }
 
-/// Sizes of the pieces of work.
+/// Block sizes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Tiles {
-    /// Rows of a block.
+    /// Rows per block.
     pub rows: usize,
-    /// Keys of a tile.
+    /// Keys per tile.
     pub keys: usize,
 }
 
 impl Default for Options {
-    /// Orders 0, 2, …, 32; 256 rows of each window, so that the analysis takes about as long as the forward pass at any length.
+    /// Orders 0, 2, …, 32; 256 rows per window; the analysis then takes about as long as the forward pass at any length.
     fn default() -> Options {
-        // Weights of 18 orders, 16 rows and 128 keys take 300 KB: the second cache of a core.
+        // Weights of 18 orders, 16 rows and 128 keys take 300 KB, which fits into L2.
         let tiles = Tiles { rows: 16, keys: 128 };
         Options { orders: (0..=32).step_by(2).collect(), rows: RowChoice::Sampled(256), seed: 0, tiles, precision: Precision::F32 }
     }
 }
 
-/// How far a measurement is.
+/// Progress of a measurement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Progress {
-    /// Layers of batches that are done.
+    /// Measured layers over all batches.
     pub done: u64,
-    /// All of them.
+    /// Their total.
     pub of: u64,
 }
 
-/// The spectrum of a model on windows of tokens, none of them empty. Names of model and data are left to the caller.
+/// The spectrum of a model on non-empty windows of tokens. The caller sets the names of model and data.
 pub fn measure(model: &Model, windows: &[Vec<u32>], options: &Options, progress: &mut dyn FnMut(Progress)) -> Result<Spectrum, Error> {
     measure_with(model, windows, options, &Alone, progress)
 }
@@ -118,7 +118,7 @@ pub fn measure_with(
     let (mut forward, mut failure, mut ids) = (0.0, None, vec![0; batch * length]);
     let (rank, ranks) = (collective.rank(), collective.size());
     let groups = windows.len().div_ceil(batch);
-    // What this rank has found in a batch, in the order in which it is added.
+    // The sums of this rank in a batch, in the order in which they are added.
     let mut found: Vec<(usize, usize, Found)> = Vec::new();
     for (index, group) in windows.chunks(batch).enumerate() {
         if ranks > 1 && index % ranks != rank {
@@ -130,7 +130,7 @@ pub fn measure_with(
             continue;
         }
         ids.fill(0);
-        // Rows without a window run as one position of padding and are not looked at.
+        // Rows without a window have one position of padding and are ignored.
         let mut lengths = vec![1; batch];
         for (row, window) in group.iter().enumerate() {
             ids[row * length..][..window.len()].copy_from_slice(window);
@@ -171,7 +171,7 @@ pub fn measure_with(
     Ok(Spectrum { timing: Some(Timing { forward, analysis: began.elapsed().as_secs_f64() - forward }), ..spectrum })
 }
 
-/// Adds what all ranks have found in a batch each, in the order of batches.
+/// Adds the sums of all ranks, in the order of batches.
 fn exchange(collective: &dyn Collective, meter: &mut Meter, found: &mut Vec<(usize, usize, Found)>) -> Result<(), Error> {
     let own: Vec<u64> = found.iter().flat_map(|(layer, head, own)| [vec![*layer as u64, *head as u64], own.to_words()].concat()).collect();
     let mut own_found = std::mem::take(found).into_iter();
@@ -190,7 +190,7 @@ fn exchange(collective: &dyn Collective, meter: &mut Meter, found: &mut Vec<(usi
     Ok(())
 }
 
-/// Refuses a model in which no head has an `exp` or `taylor` kernel: it has no terms to measure.
+/// Rejects a model without an `exp` or `taylor` kernel: it has no terms to measure.
 pub fn check_kernels(model: &Model) -> Result<(), Error> {
     let config = &model.config;
     let mut heads = (0..config.num_hidden_layers).flat_map(|layer| config.heads(layer));
@@ -206,7 +206,7 @@ pub fn check_kernels(model: &Model) -> Result<(), Error> {
 
 fn check(windows: &[Vec<u32>], options: &Options) -> Result<(), Error> {
     if windows.is_empty() || windows.iter().any(Vec::is_empty) {
-        return Err(Error::Sizes("there is no text to look at: a spectrum needs at least one token".into()));
+        return Err(Error::Sizes("the text is empty: a spectrum needs at least one token".into()));
     }
     check_options(options)
 }

@@ -1,52 +1,52 @@
-//! What a spectrum says, as it is written to `spectrum.json`.
+//! The result, as written to `spectrum.json`.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// The term spectrum of a model on a text.
 ///
-/// A pair is a query with a key that it sees. x is the score of a pair as the kernel receives it: scaled, after RoPE, φ and clamp. All is
+/// A pair is a query with a visible key. x is the score of a pair as the kernel receives it: scaled, after RoPE, φ and clamp. Everything is
 /// computed in float64 from the float32 activations of the model, over the sampled rows.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Spectrum {
-    /// What was looked into.
+    /// The model.
     pub model: ModelFacts,
-    /// What it read.
+    /// The text.
     pub text: TextFacts,
-    /// Which queries were taken.
+    /// The sampled queries.
     pub rows: RowFacts,
-    /// Even orders p at which series were cut, ascending: `share` and `error` of a head have one number for each.
+    /// Even truncation orders p, ascending; `share` and `error` of a head have one value per order.
     pub orders: Vec<usize>,
-    /// Layer by layer.
+    /// The layers.
     pub layers: Vec<LayerSpectrum>,
-    /// Where time went, if that was asked for.
+    /// Times, if requested.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub timing: Option<Timing>,
 }
 
-/// A model's sizes.
+/// Sizes of a model.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct ModelFacts {
-    /// As the user named it.
+    /// The name given by the user.
     pub name: String,
     /// Parameters.
     pub parameters: u64,
-    /// Query heads of a layer.
+    /// Query heads per layer.
     pub heads: usize,
-    /// Key-value heads of a layer.
+    /// Key-value heads per layer.
     pub kv_heads: usize,
-    /// Dimension of a head.
+    /// Head dimension.
     pub head_dim: usize,
 }
 
 /// The text of a spectrum.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct TextFacts {
-    /// As the user named it.
+    /// The name given by the user.
     pub data: Vec<String>,
-    /// Windows, which know nothing of each other.
+    /// Number of windows; each is a separate sequence.
     pub windows: usize,
-    /// Positions of the longest.
+    /// Length of the longest window.
     pub length: usize,
     /// Tokens in all windows.
     pub tokens: u64,
@@ -55,11 +55,11 @@ pub struct TextFacts {
 /// The queries of a spectrum, the same in every head.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct RowFacts {
-    /// Queries that were looked at, over all windows.
+    /// Sampled queries over all windows.
     pub sampled: u64,
-    /// Queries that there are.
+    /// All queries.
     pub of: u64,
-    /// Seed of the choice.
+    /// Seed of the sample.
     pub seed: u64,
 }
 
@@ -75,32 +75,32 @@ pub struct Timing {
 /// A layer.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct LayerSpectrum {
-    /// From 0.
+    /// Index, from 0.
     pub layer: usize,
-    /// The published metric: magnitudes averaged over the heads that have such terms. Null where none has a series.
+    /// The published metric: magnitudes averaged over the heads with a series; null if there is none.
     pub terms: Option<Terms>,
-    /// Head by head.
+    /// The heads.
     pub heads: Vec<HeadSpectrum>,
 }
 
 /// A head.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct HeadSpectrum {
-    /// From 0.
+    /// Index, from 0.
     pub head: usize,
-    /// Its attention.
+    /// Its variant string.
     pub attention: String,
-    /// Pairs that were looked at.
+    /// Number of pairs.
     pub pairs: u64,
-    /// Share of pairs with x ≥ 0; null where the kernel is no series.
+    /// Share of pairs with x ≥ 0; null if the kernel has no series.
     pub positive: Option<f64>,
-    /// The scores.
+    /// Statistics of the scores.
     pub scores: ScoreFacts,
-    /// Entropy of the weights p = M·w/Σ M·w of a row; null where weights can be negative.
+    /// Entropy of the weights p = M·w/Σ M·w of a row; null if weights can be negative.
     pub entropy: Option<EntropyFacts>,
-    /// Magnitudes of the terms; null where the kernel is no series in x.
+    /// Magnitudes of the terms; null if the kernel has no series in x.
     pub terms: Option<Terms>,
-    /// What cutting the series does; null where the kernel is no series in x.
+    /// Effect of truncation; null if the kernel has no series in x.
     pub cut: Option<CutFacts>,
 }
 
@@ -117,21 +117,21 @@ pub struct ScoreFacts {
     pub max: f64,
 }
 
-/// Entropy of a head's rows.
+/// Entropy of the rows of a head.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct EntropyFacts {
     /// Mean over rows of −Σ p ln p.
     pub nats: f64,
-    /// Mean over rows that see more than one key of the entropy divided by ln S_t; null where there is no such row.
+    /// Mean of the entropy divided by ln S_t over rows with more than one visible key; null if there is no such row.
     pub share: Option<f64>,
 }
 
-/// Mean of |a_n·x^n/n!|, n = 0..99, over all visible pairs, and over those with x ≥ 0 and x < 0 apart.
+/// Mean of |a_n·x^n/n!|, n = 0..99, over all visible pairs, and separately over those with x ≥ 0 and x < 0.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Terms {
     /// All pairs: the published metric, with absolute values and over visible pairs only.
     pub all: Magnitudes,
-    /// Pairs with x ≥ 0, which decide a softmax.
+    /// Pairs with x ≥ 0, which dominate a softmax.
     pub positive: Magnitudes,
     /// Pairs with x < 0.
     pub negative: Magnitudes,
@@ -140,36 +140,36 @@ pub struct Terms {
 /// Magnitudes by order.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Magnitudes {
-    /// log10 of the magnitude of each order, null where it is zero. Logarithms, because large scores leave the range of numbers.
+    /// log10 of the magnitude of each order; null for zero. Logarithms, because magnitudes of large scores exceed float64.
     pub log10: Vec<Option<f64>>,
-    /// The order with the largest magnitude, the lowest of equals; 99, the last that is computed, stands for 99 or more. Null where there are no pairs.
+    /// The order with the largest magnitude, the lowest of equals. 99, the last computed order, means 99 or more. Null without pairs.
     pub dominant: Option<usize>,
 }
 
-/// A head whose series is cut at orders p: w_p(x) = Σ_{n≤p} a_n·x^n/n!.
+/// A head with its series truncated at orders p: w_p(x) = Σ_{n≤p} a_n·x^n/n!.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct CutFacts {
-    /// Mean over rows of Σ_s M·w_p / Σ_s M·w, M the decay, 1 without. Above 1 where negative scores are overrated. Null beyond float64.
+    /// Mean over rows of Σ_s M·w_p / Σ_s M·w with the decay M (1 without decay). Above 1 if negative scores are overweighted. Null beyond float64.
     pub share: Vec<Option<f64>>,
     /// RMS(y_p − y)/RMS(y) over rows and coordinates, with the head's own denominator, gates, decay and norm. Null beyond float64.
     pub error: Vec<Option<f64>>,
-    /// The lowest of the orders with an error of at most so much.
+    /// The lowest order within each error bound.
     pub order_for: OrderFor,
-    /// The same with the series around the mean score of each row; null where a shift of the scores changes the output.
+    /// The same with the series around the mean score of each row; null if a shift of the scores changes the output.
     #[serde(default)]
     pub centered: Option<CenteredCut>,
 }
 
-/// A head whose series around the mean score of each row is cut. A softmax does not depend on a shift of a row's scores; its series around 0 does.
+/// A head with its series around the mean score of each row truncated. A softmax does not depend on a shift of a row's scores; its series around 0 does.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct CenteredCut {
     /// RMS(y_p − y)/RMS(y). Null beyond float64.
     pub error: Vec<Option<f64>>,
-    /// The lowest of the orders with an error of at most so much.
+    /// The lowest order within each error bound.
     pub order_for: OrderFor,
 }
 
-/// The lowest even order that is good enough, null where none of the orders is.
+/// The lowest even order within an error bound; null if there is none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct OrderFor {
     /// For an error of 10 %.
@@ -187,17 +187,17 @@ impl OrderFor {
     }
 }
 
-/// An order over the heads of a layer; null where no tried order is enough.
+/// An order over the heads of a layer; null if no measured order is sufficient.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OverHeads {
-    /// Of half of the heads, the upper of two middles.
+    /// The median head, the upper of two middles.
     pub median: Option<usize>,
-    /// Of the head that needs the most.
+    /// The head with the highest order.
     pub worst: Option<usize>,
 }
 
 impl OverHeads {
-    /// Over at least one head.
+    /// Requires at least one head.
     fn of(heads: Vec<Option<usize>>) -> OverHeads {
         let mut orders: Vec<usize> = heads.into_iter().map(|order| order.unwrap_or(usize::MAX)).collect();
         orders.sort_unstable();
@@ -207,29 +207,29 @@ impl OverHeads {
 }
 
 impl LayerSpectrum {
-    /// The orders for 10 %, 1 % and 0.1 % over the heads that can be cut; `None` where there is none.
+    /// The orders for 10 %, 1 % and 0.1 % over the heads with a series; `None` if there is none.
     pub fn order_for(&self) -> Option<[OverHeads; 3]> {
         let heads: Vec<[Option<usize>; 3]> = self.heads.iter().filter_map(|head| Some(head.cut.as_ref()?.order_for.all())).collect();
         (!heads.is_empty()).then(|| std::array::from_fn(|which| OverHeads::of(heads.iter().map(|head| head[which]).collect())))
     }
 
-    /// The order for 1 % with the series around the mean score of a row, over the heads that have it; `None` where there is none.
+    /// The order for 1 % with the series around the mean score of a row, over the heads that have it; `None` if there is none.
     pub fn centered_order(&self) -> Option<OverHeads> {
         let one = |head: &HeadSpectrum| Some(head.cut.as_ref()?.centered.as_ref()?.order_for.one_percent);
         let heads: Vec<Option<usize>> = self.heads.iter().filter_map(one).collect();
         (!heads.is_empty()).then(|| OverHeads::of(heads))
     }
 
-    /// The error at the highest order of the median and of the worst head that can be cut; `None` where there is none.
+    /// The error at the highest order of the median and of the worst head with a series; `None` if there is none.
     pub fn last_error(&self) -> Option<[f64; 2]> {
-        // Beyond float64 is worse than any number.
+        // Beyond float64 is worse than any value.
         let last = |head: &HeadSpectrum| Some(head.cut.as_ref()?.error.last().copied()?.unwrap_or(f64::INFINITY));
         let mut errors: Vec<f64> = self.heads.iter().filter_map(last).collect();
         errors.sort_by(f64::total_cmp);
         Some([*errors.get(errors.len() / 2)?, *errors.last()?])
     }
 
-    /// Mean of a number over the heads that have it.
+    /// Mean of a value over the heads that have it.
     pub fn mean(&self, value: impl Fn(&HeadSpectrum) -> Option<f64>) -> Option<f64> {
         let values: Vec<f64> = self.heads.iter().filter_map(value).collect();
         (!values.is_empty()).then(|| values.iter().sum::<f64>() / values.len() as f64)

@@ -1,21 +1,21 @@
-//! What is summed up over the sampled rows of a head. Sums of parts are merged in a fixed order.
+//! Sums over the sampled rows of a head. Partial sums are merged in a fixed order.
 
 use super::powers::Powers;
 
-/// Everything of one head.
+/// All sums of one head.
 #[derive(Clone, Debug, Default)]
 pub struct Sums {
     pub scores: Scores,
-    /// Of scores that are zero or above.
+    /// Powers of scores ≥ 0.
     pub positive: Powers,
-    /// Of the others, without their sign.
+    /// Powers of the absolute values of negative scores.
     pub negative: Powers,
     pub entropy: Entropy,
-    /// Σ over rows of z_p/z, for each order at which the series is cut.
+    /// Σ over rows of z_p/z, for each truncation order.
     pub shares: Vec<f64>,
     /// Σ |y_p − y|² over rows, likewise.
     pub errors: Vec<f64>,
-    /// The same with the series around the mean score of each row; zeros where a shift of the scores does not cancel.
+    /// The same with the series around the mean score of each row; zeros if a shift of the scores does not cancel.
     pub centered_errors: Vec<f64>,
     /// Σ |y|²
     pub outputs: f64,
@@ -24,12 +24,12 @@ pub struct Sums {
 }
 
 impl Sums {
-    /// With room for so many orders.
+    /// Zeros for this many orders.
     pub fn new(orders: usize) -> Sums {
         Sums { shares: vec![0.0; orders], errors: vec![0.0; orders], centered_errors: vec![0.0; orders], ..Sums::default() }
     }
 
-    /// As they are sent to other ranks.
+    /// Serializes the sums for other ranks.
     pub fn to_words(&self) -> Vec<u64> {
         let Scores { count, mean, squares, min, max } = self.scores;
         let Entropy { nats, shares, rows, choices } = self.entropy;
@@ -40,7 +40,7 @@ impl Sums {
         words
     }
 
-    /// Reads one back and goes on behind it; `None` where it is not whole.
+    /// Deserializes the sums and advances; `None` if they are incomplete.
     pub fn of_words(words: &mut &[u64]) -> Option<Sums> {
         let mut next = || words.split_off_first().copied();
         let mut number = || next().map(f64::from_bits);
@@ -61,7 +61,7 @@ impl Sums {
         })
     }
 
-    /// Adds what another sum of the same head holds.
+    /// Adds other sums of the same head.
     pub fn merge(&mut self, other: &Sums) {
         self.scores.merge(&other.scores);
         self.positive.merge(&other.positive);
@@ -79,7 +79,7 @@ impl Sums {
     }
 }
 
-/// Mean and spread without cancellation: Σ (x − mean)² is carried, not Σ x².
+/// Mean and standard deviation without cancellation: stores Σ (x − mean)², not Σ x².
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Scores {
     pub count: u64,
@@ -96,7 +96,7 @@ impl Default for Scores {
 }
 
 impl Scores {
-    /// Adds what another sum holds, by the formula for two samples.
+    /// Adds another sum, by the formula for two samples.
     pub fn merge(&mut self, other: &Scores) {
         if other.count == 0 {
             return;
@@ -122,15 +122,15 @@ impl Scores {
 pub struct Entropy {
     /// Σ H_t
     pub nats: f64,
-    /// Σ H_t/ln S_t over rows that see more than one key.
+    /// Σ H_t/ln S_t over rows with more than one visible key.
     pub shares: f64,
     pub rows: u64,
-    /// Rows that see more than one key.
+    /// Rows with more than one visible key.
     pub choices: u64,
 }
 
 impl Entropy {
-    /// One row.
+    /// Adds one row.
     pub fn add(&mut self, nats: f64, keys: usize) {
         self.nats += nats;
         self.rows += 1;

@@ -1,4 +1,4 @@
-//! Windows of text, and the rows of them that are looked at.
+//! Windows of text and their sampled rows.
 
 use termwise_data::{Rows, Source};
 
@@ -12,7 +12,7 @@ pub fn windows(source: &dyn Source, length: usize, tokens: u64) -> Result<Vec<Ve
         if found >= tokens || !source.held_out(index, 1, length, &mut rows)? {
             break;
         }
-        // A row that is shorter than the window ends with what is masked out.
+        // A row that is shorter than the window ends with masked positions.
         let asked = rows.labels.iter().rposition(|&label| label >= 0).map_or(0, |last| last + 1);
         let end = rows.lengths.first().map_or(asked, |&length| length.min(rows.time));
         if asked > 0 {
@@ -23,16 +23,16 @@ pub fn windows(source: &dyn Source, length: usize, tokens: u64) -> Result<Vec<Ve
     Ok(windows)
 }
 
-/// Which rows of a window are looked at.
+/// Selection of the rows of a window.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RowChoice {
-    /// Every one.
+    /// All rows.
     All,
-    /// At most so many of each window.
+    /// At most this many per window.
     Sampled(usize),
 }
 
-/// Positions of a window, ascending: all, or one drawn from each of equal parts of the window. A function of seed and window alone.
+/// Positions of a window, ascending: all, or one drawn from each of equal parts of the window. Depends only on seed and window.
 pub fn sample(choice: RowChoice, length: usize, window: usize, seed: u64) -> Vec<usize> {
     match choice {
         RowChoice::Sampled(count) if count < length => {

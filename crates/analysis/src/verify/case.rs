@@ -200,7 +200,7 @@ mod tests {
     use termwise_report::Terminal;
 
     #[test]
-    fn failures_and_left_out_cases_are_printed_and_read_again() {
+    fn failures_and_skipped_cases_are_printed_and_read_back() {
         let case = |error: f64| {
             Case::new(&CHECKS[0], "softmax").fill(|case| {
                 case.measure("y", error, 1e-5, Unit::RelativeRms);

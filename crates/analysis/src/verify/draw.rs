@@ -4,9 +4,9 @@ use termwise_attention::{Norm, Rescale, Variant};
 
 use termwise_base::rng::Rng;
 
-/// Kernels whose weights are above zero.
+/// Kernels with positive weights.
 const POSITIVE: &[&str] = &["exp", "exp", "exp", "taylor=0..2", "taylor=0..8", "taylor=0..12", "feature=elu"];
-/// Kernels whose weights can be zero or of either sign.
+/// Kernels with weights that can be zero or negative.
 const OTHER: &[&str] = &[
     "feature=relu",
     "power=2",
@@ -22,11 +22,11 @@ const OTHER: &[&str] = &[
     "feature=identity",
 ];
 
-/// A random variant in which every part can occur that all engines compute.
+/// A random variant of the parts that all engines compute.
 ///
-/// What is known to fail is left out, since it would say nothing about an engine: a sum that can come near zero has a floor, an
-/// exponential that nothing scales down again has a clamp, and what a write rule compares are keys of unit length. Choices of keys and codes are
-/// left out, too: the last bit of a score can turn one into another, so that float32 and float64 are not comparable number by number.
+/// Ill-conditioned combinations are omitted, because they test no engine: a sum that can be near zero has a floor, an exponential without
+/// normalization has a clamp, and a delta rule has keys of unit length. Eviction and quantization are also omitted: the last bit of a score can
+/// change a decision, so float32 and float64 cannot be compared value by value.
 pub fn random_variant(rng: &mut Rng) -> Variant {
     loop {
         match random_text(rng).parse::<Variant>() {
@@ -35,13 +35,13 @@ pub fn random_variant(rng: &mut Rng) -> Variant {
                 variant.near.clamp = variant.near.clamp.or(overflows.then_some(5.0));
                 return variant;
             }
-            // Some parts do not stand together.
+            // Some parts cannot be combined.
             _ => {}
         }
     }
 }
 
-/// Words of the grammar, most of which stand together.
+/// Words of the grammar; most can be combined.
 fn random_text(rng: &mut Rng) -> String {
     let write = rng.chance(0.15);
     let positive = !write && rng.chance(0.55);
@@ -129,7 +129,7 @@ mod tests {
         assert!((0..200).all(|_| random_variant(&mut rng).inference_only().is_none()));
         let words: BTreeSet<&str> = texts.iter().flat_map(|text| text.split([' ', '=', ',', '(', ')'])).collect();
         let parts = KEYS.iter().flat_map(|key| key.parts).chain(Kernel::PARTS).map(|info| info.word);
-        // Bare words stand for the sigmoid.
+        // Bare words mean the sigmoid.
         for word in KEYS.iter().map(|key| key.word).chain(parts).filter(|word| *word != "sigmoid") {
             assert!(words.contains(word), "`{word}` is never drawn");
         }

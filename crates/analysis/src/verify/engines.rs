@@ -94,7 +94,7 @@ impl Expected {
         for _ in 0..3 {
             let mut signs = |x: &[f32]| x.iter().map(|_| if rng.chance(0.5) { STEP } else { -STEP }).collect::<Vec<f32>>();
             let steps: Vec<Vec<f32>> = layer.tensors.iter().map(|(_, x)| signs(x)).collect();
-            // In both directions, so that one of them crosses a kink nearby.
+            // In both directions: one of them crosses a nearby kink.
             for sign in [1.0, -1.0] {
                 let mut moved = layer.clone();
                 for ((_, values), steps) in moved.tensors.iter_mut().zip(&steps) {

@@ -227,7 +227,7 @@ fn config(file: &Checkpoint) -> Result<Config, String> {
     Ok(config)
 }
 
-/// Weights and gradients are exactly those of the model, so that sizes are bounded by the file before memory is allocated.
+/// Weights and gradients are exactly those of the model, so sizes are bounded by the file before memory is allocated.
 fn check_names(file: &Checkpoint, config: &Config) -> Result<(), String> {
     let specs = config.parameter_list().map_err(text)?;
     for spec in &specs {

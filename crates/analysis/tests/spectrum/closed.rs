@@ -94,7 +94,7 @@ fn equal_scores_have_the_terms_of_the_series() {
 }
 
 #[test]
-fn scores_that_are_no_numbers_are_named() {
+fn scores_that_are_not_finite_are_reported() {
     let mut model = constant(&[2.0, 3.0]);
     model.params.get_mut("model.layers.0.self_attn.q_proj.weight").expect("listed")[8] = f32::NAN;
     let error = measure(&model, &[vec![0, 1, 2]], &all_rows(), &mut |_| {}).expect_err("NaN");
@@ -102,7 +102,7 @@ fn scores_that_are_no_numbers_are_named() {
 }
 
 #[test]
-fn what_makes_no_sense_is_refused() {
+fn invalid_options_are_rejected() {
     let model = constant(&[2.0]);
     let error = |windows: &[Vec<u32>], options| measure(&model, windows, &options, &mut |_| {}).expect_err("refused").to_string();
     assert!(error(&[], all_rows()).contains("no text"));

@@ -79,7 +79,7 @@ fn tiles_of_any_size_give_the_same_numbers() {
 }
 
 #[test]
-fn all_rows_can_be_asked_for_in_two_ways() {
+fn all_rows_can_be_requested_in_two_ways() {
     let model = model(&quoted("norm"), 2, 0.5);
     let windows = texts(&[50, 31]);
     let sampled = Options { rows: RowChoice::Sampled(50), ..Options::default() };
@@ -145,7 +145,7 @@ fn validate(value: &Value, schema: &Value, root: &Value, place: &str) {
 }
 
 #[test]
-fn what_is_written_follows_the_schema_and_can_be_read_again() {
+fn the_json_follows_the_schema_and_reads_back() {
     let map = r#"{"default": "softmax", "layers": {"1": "linear_cosine"}}"#;
     let found = spectrum(&model(map, 2, 0.5), &texts(&[20]), &Options::default());
     let folder = tempfile::tempdir().expect("a folder");

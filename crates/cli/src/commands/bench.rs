@@ -16,8 +16,8 @@ use crate::error::{Exit, Failure};
 /// First measures the peak of the machine: float32 multiply-adds in registers, and memory reads. Times are the best of several repetitions.
 #[derive(Debug, Args)]
 pub struct BenchArgs {
-    /// Instruction set of our own vector code: portable, avx2 or avx512 [default: the widest that the machine has]. Matrix products of
-    /// linear layers choose for themselves
+    /// Instruction set of attention: portable, avx2 or avx512 [default: the widest available]. Matrix products of linear layers select theirs
+    /// separately
     #[arg(long, global = true, value_name = "NAME", value_parser = instruction_set)]
     pub isa: Option<Isa>,
     #[command(subcommand)]
@@ -33,12 +33,12 @@ pub enum Bench {
     Step(StepArgs),
 }
 
-/// One that this machine can run.
+/// Parses an instruction set that this machine supports.
 fn instruction_set(text: &str) -> Result<Isa, String> {
     let word = |isa: &Isa| isa.name().to_lowercase().replace('-', "");
     let available = Isa::available();
     let known = available.iter().map(word).collect::<Vec<_>>().join(", ");
-    available.into_iter().find(|isa| word(isa) == text).ok_or_else(|| format!("this machine can run {known}"))
+    available.into_iter().find(|isa| word(isa) == text).ok_or_else(|| format!("this machine supports {known}"))
 }
 
 pub fn run(args: &BenchArgs, context: &mut Context) -> Result<Exit, Failure> {
@@ -56,7 +56,7 @@ pub fn run(args: &BenchArgs, context: &mut Context) -> Result<Exit, Failure> {
     .map(Exit::done)
 }
 
-/// The fused attention, forward and with its backward pass
+/// Measure fused attention, forward and backward
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
@@ -64,21 +64,21 @@ Examples:
   termwise bench attention --shapes 1x8x2048 --variants \"softmax,norm,taylor=0..4 rope=off\"
   termwise bench attention --variants all --json
 
-Softmax is always measured too, to compare with. Operations are counted as 4·B·H·d·T(T+1)/2 forward and 3.5 times that with backward.")]
+Softmax is always included for comparison. Operations are counted as 4·B·H·d·T(T+1)/2 forward and 3.5 times that with backward.")]
 pub struct AttentionArgs {
-    /// Sizes, batch x heads x time, separated by commas
+    /// Shapes: batch x heads x length, separated by commas
     #[arg(long, default_value = "8x4x256,2x4x1024,1x8x2048", value_name = "BxHxT")]
     pub shapes: String,
     /// Head dimension d
     #[arg(long, default_value_t = 64, value_name = "N", value_parser = size(256))]
     pub head_dim: usize,
-    /// Key-value heads [default: as many as heads]
+    /// Key-value heads [default: same as heads]
     #[arg(long, value_name = "N", value_parser = size(4096))]
     pub kv_heads: Option<usize>,
-    /// Presets or expressions, separated by commas, or `all`
+    /// Presets or variant strings, separated by commas, or `all`
     #[arg(long, default_value = "softmax,norm,gate,taylor=0..4", value_name = "LIST")]
     pub variants: String,
-    /// Repetitions, of which the best counts
+    /// Repetitions; the best counts
     #[arg(long, default_value_t = 10, value_name = "N", value_parser = size(LARGE))]
     pub repeat: usize,
     #[command(flatten)]
@@ -98,17 +98,17 @@ impl AttentionArgs {
     }
 }
 
-/// Chunk mode against parallel mode, by length
+/// Compare chunked and parallel attention by length
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
   termwise bench chunk
   termwise bench chunk --case taylor=0..2@16 --case \"feature=elu decay=softplus@64\" --longest 16384
 
-Measured are lengths that double from one to the next. `auto` changes at the predicted length; where the times really cross is found
-between the two lengths around it.")]
+Lengths double from one to the next. Mode `auto` switches at the predicted length. The measured crossover is interpolated between the two
+lengths around it.")]
 pub struct ChunkArgs {
-    /// Variant and head dimension; may be given several times
+    /// Variant and head dimension; may be repeated
     #[arg(long = "case", default_values = ["taylor=0..2@16", "taylor=0..2@64"], value_name = "VARIANT@D")]
     pub cases: Vec<String>,
     /// Heads
@@ -120,7 +120,7 @@ pub struct ChunkArgs {
     /// Longest length
     #[arg(long, default_value_t = 65_536, value_name = "N", value_parser = size(LARGE))]
     pub longest: usize,
-    /// Repetitions, of which the best counts; long lengths have fewer
+    /// Repetitions; the best counts. Long sequences have fewer
     #[arg(long, default_value_t = 10, value_name = "N", value_parser = size(LARGE))]
     pub repeat: usize,
     #[command(flatten)]
@@ -135,29 +135,29 @@ impl ChunkArgs {
     }
 }
 
-/// One token at a time with a constant state
+/// Measure token-by-token decoding with a recurrent state
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
   termwise bench decode
   termwise bench decode --case taylor=0..2@16 --positions 1000000
 
-Beside each step stands a plain sweep of one thread that reads, changes and writes as many bytes as the state has. With --positions
-follows the time of a token by position, for the first case and for softmax, whose cache grows.")]
+Each step is compared with a loop of one thread that reads, changes and writes as many bytes as the state has. --positions also measures the
+time per token by position, for the first case and for softmax, whose cache grows.")]
 pub struct DecodeArgs {
-    /// Variant and head dimension; may be given several times
+    /// Variant and head dimension; may be repeated
     #[arg(long = "case", default_values = ["taylor=0..2@64", "taylor=0..3@32", "taylor=0..4@16"], value_name = "VARIANT@D")]
     pub cases: Vec<String>,
-    /// Heads, each with a state of its own
+    /// Heads, each with its own state
     #[arg(long, default_value_t = 1, value_name = "N", value_parser = size(4096))]
     pub heads: usize,
-    /// Last position of the curve of time by position [default: none]
+    /// Last position of the curve of time per token [default: no curve]
     #[arg(long, default_value_t = 0, hide_default_value = true, value_name = "N")]
     pub positions: usize,
-    /// Last position at which a cache is measured: to get there takes time that grows with its square
+    /// Last position at which the softmax cache is measured; the time to reach it is quadratic
     #[arg(long, default_value_t = 20_000, value_name = "N")]
     pub cache_positions: usize,
-    /// Repetitions, of which the best counts
+    /// Repetitions; the best counts
     #[arg(long, default_value_t = 10, value_name = "N", value_parser = size(LARGE))]
     pub repeat: usize,
     #[command(flatten)]
@@ -172,19 +172,19 @@ impl DecodeArgs {
     }
 }
 
-/// The three matrix products of a linear layer
+/// Measure the three matrix products of a linear layer
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
   termwise bench gemm
   termwise bench gemm --shapes 2048x256x512,1024x1024x1024 --repeat 50
 
-A shape M x K x N is y [M, N] = x [M, K] · W [N, K]ᵀ; its backward products are measured as well. Each counts 2·M·K·N operations.")]
+A shape M x K x N is y [M, N] = x [M, K] · W [N, K]ᵀ; its two backward products are also measured. Each counts 2·M·K·N operations.")]
 pub struct GemmArgs {
-    /// Sizes, M x K x N, separated by commas
+    /// Shapes: M x K x N, separated by commas
     #[arg(long, default_value = "2048x256x256,2048x256x512,2048x512x256,2048x256x4096,1024x1024x1024", value_name = "MxKxN")]
     pub shapes: String,
-    /// Repetitions, of which the best counts
+    /// Repetitions; the best counts
     #[arg(long, default_value_t = 20, value_name = "N", value_parser = size(LARGE))]
     pub repeat: usize,
     #[command(flatten)]
@@ -197,46 +197,46 @@ impl GemmArgs {
     }
 }
 
-/// A training step of a whole model: loss, gradient and AdamW
+/// Measure a training step of a model: loss, gradients and AdamW
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
   termwise bench step
   termwise bench step --attention \"taylor=0..4 norm=l2\" --length 1024 --batch 2
 
-Operations are counted as 6·B·T·N, N the numbers in matrices without the embedding, plus those of attention.")]
+Operations are counted as 6·B·T·N plus those of attention. N is the number of parameters in matrices without the embedding.")]
 pub struct StepArgs {
-    /// Tokens in the vocabulary
+    /// Vocabulary size
     #[arg(long, default_value_t = 4096, value_name = "N", value_parser = size(LARGE))]
     pub vocab: usize,
-    /// Width of the hidden state
+    /// Hidden size
     #[arg(long, default_value_t = 256, value_name = "N", value_parser = size(LARGE))]
     pub hidden: usize,
-    /// Heads of a layer
+    /// Query heads per layer
     #[arg(long, default_value_t = 4, value_name = "N", value_parser = size(4096))]
     pub heads: usize,
-    /// Key-value heads [default: as many as heads]
+    /// Key-value heads [default: same as heads]
     #[arg(long, value_name = "N", value_parser = size(4096))]
     pub kv_heads: Option<usize>,
     /// Layers
     #[arg(long, default_value_t = 4, value_name = "N", value_parser = size(4096))]
     pub layers: usize,
-    /// Width inside the MLP
+    /// Intermediate size of the MLP
     #[arg(long, default_value_t = 512, value_name = "N", value_parser = size(LARGE))]
     pub mlp: usize,
-    /// Rows of a batch
+    /// Rows per batch
     #[arg(long, default_value_t = 8, value_name = "N", value_parser = size(LARGE))]
     pub batch: usize,
-    /// Positions of a row
+    /// Positions per row
     #[arg(long, default_value_t = 256, value_name = "N", value_parser = size(LARGE))]
     pub length: usize,
-    /// Preset or expression of every head
+    /// Preset or variant string of every head
     #[arg(long, default_value = "softmax", value_name = "VARIANT")]
     pub attention: String,
     /// Precision of the products of linear layers: f32 or bf16
     #[arg(long, default_value = "f32", value_name = "TYPE")]
     pub precision: Precision,
-    /// Steps that are measured, of which the best counts
+    /// Measured steps; the best counts
     #[arg(long, default_value_t = 10, value_name = "N", value_parser = size(LARGE))]
     pub repeat: usize,
     #[command(flatten)]

@@ -22,7 +22,7 @@ pub enum DataCommand {
     Show(ShowArgs),
 }
 
-/// Text, and how it is cut into documents.
+/// Text, and how it is split into documents.
 #[derive(Debug, Args)]
 pub struct TextArgs {
     /// Files, folders, globs, or hf://datasets/OWNER/NAME[@REVISION]/GLOB; .txt, .jsonl (also .gz, .zst), .parquet
@@ -37,13 +37,13 @@ pub struct TextArgs {
 }
 
 impl TextArgs {
-    /// These settings, others at their defaults.
+    /// These settings; the others have their defaults.
     pub fn config(&self) -> DataConfig {
         DataConfig { sources: self.sources.clone(), field: self.field.clone(), documents: self.documents.clone(), ..DataConfig::default() }
     }
 }
 
-/// Data as a training names them, and where their tokens are kept.
+/// Data as in `train`, and the folder of tokens.
 #[derive(Debug, Args)]
 pub struct DataArgs {
     /// Files, folders, globs, or hf://datasets/OWNER/NAME[@REVISION]/GLOB; .txt, .jsonl (also .gz, .zst), .parquet
@@ -51,7 +51,7 @@ pub struct DataArgs {
     pub sources: Vec<String>,
     #[command(flatten)]
     pub settings: DataSettings,
-    /// Folder for tokens [default: termwise in the user's cache folder]
+    /// Folder for tokenized text [default: termwise in the user's cache]
     #[arg(long, value_name = "DIR")]
     pub cache: Option<PathBuf>,
     /// Tokenize even if tokens are in the cache
@@ -79,8 +79,7 @@ impl DataArgs {
 
 /// Tokenize text once, for all runs that use it
 ///
-/// Tokens are kept in the cache and reused while files, tokenizer and settings are the same. The held-out share and the layout of rows may
-/// change.
+/// Tokens are cached. The cache is used while files, tokenizer and settings are the same; the held-out share and the layout may change.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
@@ -97,8 +96,8 @@ pub struct PrepareArgs {
 
 /// Print the rows of batches as text or as tokens
 ///
-/// Without a source, documents of the synthetic associative-recall language: facts such as `k12 v7`, words such as `w3`, and questions such
-/// as `? k12 v7`. With `--data builtin:parity`, bits, and the parity after each.
+/// Without a source: documents of the synthetic associative-recall language, with facts such as `k12 v7`, words such as `w3`, and questions
+/// such as `? k12 v7`. With `--data builtin:parity`: bits, and the parity after each bit.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:

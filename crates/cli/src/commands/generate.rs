@@ -165,7 +165,7 @@ pub fn run(args: &GenerateArgs, context: &mut Context) -> Result<Exit, Failure> 
             tell(text);
         }
     };
-    // Text goes through a channel: the pool generates, and standard output belongs to this thread.
+    // Text goes through a channel: the pool generates, and this thread writes to standard output.
     let (send, receive) = channel::<String>();
     std::thread::scope(|scope| {
         let work = move || {
@@ -183,7 +183,7 @@ pub fn run(args: &GenerateArgs, context: &mut Context) -> Result<Exit, Failure> 
                     }
                     GenerationEvent::Failed(failed) => {
                         tell(&format!("error: {}", failed.error));
-                        // The text before the failure ends here.
+                        // End the text before the failure.
                         let begun = std::mem::take(&mut begun);
                         (begun && !json).then(|| separator(failed.index, prompts).to_owned())
                     }
@@ -193,7 +193,7 @@ pub fn run(args: &GenerateArgs, context: &mut Context) -> Result<Exit, Failure> 
         };
         let worker = scope.spawn(|| pool.install(work));
         let printed = receive.iter().try_for_each(|text| out.write_all(text.as_bytes()).and_then(|()| out.flush()));
-        // Without a reader, generation ends at its next piece of text.
+        // Without a receiver, generation ends at the next text.
         drop(receive);
         let found = worker.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
         printed?;
@@ -208,7 +208,7 @@ pub fn run(args: &GenerateArgs, context: &mut Context) -> Result<Exit, Failure> 
     })
 }
 
-/// Printed after a text: an empty line between those of several prompts.
+/// The separator after a text: an empty line between prompts.
 fn separator(index: usize, prompts: usize) -> &'static str {
     if index + 1 < prompts { "\n\n" } else { "\n" }
 }

@@ -33,7 +33,7 @@ pub fn run(command: &KvCommand, context: &mut Context) -> Result<Exit, Failure> 
     }
 }
 
-/// What stops at Ctrl-C.
+/// Printed after Ctrl-C.
 const STOPPING: &str = "finishing this measurement";
 
 /// Texts for calibration and evaluation.
@@ -96,8 +96,8 @@ pub struct ConvertArgs {
     /// Evaluated contexts per text
     #[arg(long, value_name = "N", default_value_t = 2, value_parser = super::size(4096))]
     pub contexts: usize,
-    /// What has a memory of its own: head or layer
-    #[arg(long, value_name = "WHAT", default_value = "head")]
+    /// Unit of allocation: head or layer
+    #[arg(long, value_name = "UNIT", default_value = "head")]
     pub granularity: Granularity,
     /// Write the converted model and the report into this folder
     #[arg(long, alias = "out", value_name = "DIR")]

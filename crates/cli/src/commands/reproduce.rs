@@ -118,18 +118,18 @@ impl ReproduceArgs {
     }
 }
 
-/// Ends well where every run is finished; a claim that is contradicted is a result.
+/// Succeeds if every run is finished. A contradicted claim is a result.
 pub fn run(args: &ReproduceArgs, context: &mut Context) -> Result<Exit, Failure> {
     let options = args.options(context)?;
     let declared = reproduce::declare(&options)?;
-    let remark = |text: &str| {
+    let print = |text: &str| {
         if !args.print.quiet {
             tell(text);
         }
     };
     if options.scale == Scale::Paper && !args.run_paper {
         context.print(&paper::plan(&options, &declared)?, args.print)?;
-        remark(&format!("written: {}", options.out.display()));
+        print(&format!("written: {}", options.out.display()));
         return Ok(Exit::Success);
     }
     if args.share.submit.is_some() {
@@ -140,23 +140,23 @@ pub fn run(args: &ReproduceArgs, context: &mut Context) -> Result<Exit, Failure>
         return args.share.submit(job, context);
     }
     let SweepControl { stop, kill } = interrupts();
-    remark(&declared.announcement(&options));
+    print(&declared.announcement(&options));
     if options.scale == Scale::Minute && !options.data.is_empty() {
-        remark("note: --data is used at scale laptop and paper only");
+        print("note: --data is ignored at scale minute");
     }
     let bar = Bar::new(args.print.quiet);
-    let runner = ProcessRunner::new(context.again()?, kill);
+    let runner = ProcessRunner::new(context.respawn_argv()?, kill);
     let results = reproduce::run(&options, &declared, &runner, &stop, &mut |plan, event| show(&bar, plan, event));
     drop(bar);
     let results = results?;
     context.print(&results, args.print)?;
     if results.environment.debug {
-        remark("note: this is a debug build; `cargo run --release` is faster");
+        print("note: this is a debug build; a release build is faster");
     }
     if results.builds().len() > 1 {
-        remark("warning: these are runs of several builds; --rerun-other-builds reruns those of other builds");
+        print("warning: the runs were made by several builds; --rerun-other-builds reruns those of other builds");
     }
-    remark(&format!("written: {}, {}", options.out.join("index.html").display(), options.out.join(FILE).display()));
+    print(&format!("written: {}, {}", options.out.join("index.html").display(), options.out.join(FILE).display()));
     Ok(match results.is_complete() {
         true => Exit::Success,
         false if stop.load(Ordering::Relaxed) => Exit::Interrupted,
@@ -164,7 +164,7 @@ pub fn run(args: &ReproduceArgs, context: &mut Context) -> Result<Exit, Failure>
     })
 }
 
-/// A line for each run that fails or stops, and a progress bar. Logs have a line for each run that ends.
+/// A progress bar, and a line for each run that fails or stops. Logs have a line for each run that ends.
 fn show(bar: &Bar, plan: &Plan, event: &Event) {
     let (index, line) = match event {
         Event::Progress(progress) => return bar.runs(progress),
@@ -176,7 +176,7 @@ fn show(bar: &Bar, plan: &Plan, event: &Event) {
             Status::Finished { metrics } => {
                 let number = |key: &str| metrics.get(key).map(|x| format!("{x:.3}"));
                 let recall = number("held_out.recall.loss").map_or(String::new(), |x| format!(", on recall tokens {x}"));
-                let beyond = number("held_out.beyond.loss").map_or(String::new(), |x| format!(", beyond the length of training {x}"));
+                let beyond = number("held_out.beyond.loss").map_or(String::new(), |x| format!(", beyond the training length {x}"));
                 let loss = number("held_out.loss").unwrap_or("not measured".into());
                 let line = format!("loss {loss}{recall}{beyond}, {}", duration(record.seconds));
                 return bar.log_line(&format!("{}: {line}", plan.name(&plan.jobs[*index])));

@@ -8,14 +8,14 @@ use crate::context::{Context, Output};
 use crate::error::{Exit, Failure};
 use crate::progress::Bar;
 
-/// Tell a spike from none: where softmax attention succeeds and linear attention cannot
+/// Reproduce the softmax/linear separation theorem
 ///
 /// A reconstruction of the separation theorem of "Why Softmax Attention Outperforms Linear Attention" (arXiv 2310.11685), checked by algebra
-/// and simulation, not quoted. Success is the share of random readouts y and places j3 with F = 0 on D_0 (spike a_0) and F > 0 on D_1
-/// (spike a_1), with Wilson's interval of 95 %, beside the probability in closed form.
+/// and simulation. Success is the share of random readouts y and positions j3 with F = 0 on D_0 (spike a_0) and F > 0 on D_1 (spike a_1),
+/// with a 95 % Wilson interval, next to the probability in closed form.
 ///
-/// Without arguments: the reference figures beside what is computed. With any of --network, --n, --d, --m, --a1: every combination of
-/// these. With --bridge: the smallest order of the exponential that succeeds, against n.
+/// Without arguments: the reference figures next to the computed ones. With any of --network, --n, --d, --m, --a1: every combination of
+/// these. With --bridge: the lowest order of the exponential that succeeds, as a function of n.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
@@ -29,7 +29,7 @@ The data have n rows of d numbers, L = √ln n: column 1 is a·L at row j3 and 0
 column d is c·L. All scores are products of row sums. The readout is F = relu(Σ_j Σ_i relu(⟨c_j, y_i⟩ − (c + 0.1)·L)), i up to m.
 The theorem is about a_0 < 0.1 and a_1 ≥ 0.7; smaller a_1 can be tried.")]
 pub struct SeparationArgs {
-    /// softmax, linear, power=P or taylor=P, or orders as in taylor=2..8; may be given several times [default: softmax and linear]
+    /// softmax, linear, power=P or taylor=P, or orders as in taylor=2..8; may be repeated [default: softmax and linear]
     #[arg(long, value_name = "NETWORK")]
     pub network: Vec<String>,
     /// Rows, as in 100,1e6 [default: 1000; with --bridge 1e2 to 1e6]
@@ -56,10 +56,10 @@ pub struct SeparationArgs {
     /// Cross-attention: the queries' row sums are all √ln n
     #[arg(long)]
     pub cross: bool,
-    /// Look for the smallest order, Taylor and power, with a success of at least 0.9
+    /// Find the lowest Taylor order and the lowest power with a success of at least 0.9
     #[arg(long, conflicts_with = "network")]
     pub bridge: bool,
-    /// Draws of y and j3 for each point
+    /// Draws of y and j3 per point
     #[arg(long, default_value_t = DRAWS, value_name = "N", value_parser = whole)]
     pub draws: u64,
     /// Seed of the draws
@@ -77,7 +77,7 @@ fn whole(text: &str) -> Result<u64, Error> {
 
 impl SeparationArgs {
     fn request(&self) -> SeparationRequest {
-        // Sizes beyond usize cannot come out of `whole` on 64 bits.
+        // `whole` returns at most 2^53.
         let sizes = |list: &[u64]| list.iter().map(|&size| size as usize).collect();
         let mut request = SeparationRequest::new();
         request.networks = self.network.clone();

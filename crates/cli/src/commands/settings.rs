@@ -1,4 +1,4 @@
-//! Flags for the settings of `termwise_train`, made from the one list that also reads files.
+//! Flags of settings, generated from the list that also parses settings files.
 
 use std::path::{Path, PathBuf};
 
@@ -10,10 +10,10 @@ use termwise_train::settings::keys::{DATA, KEYS, Key, Kind};
 use termwise_train::settings::presets;
 use toml::{Table, Value};
 
-/// Where flags come from, in messages.
+/// The origin of flags in error messages.
 const PLACE: &str = "the command line";
 
-/// Every setting as a flag, but for `threads`, which all commands share.
+/// Every setting as a flag except `threads`, which is a global option.
 #[derive(Clone, Debug, Default)]
 pub struct AllSettings(Table);
 
@@ -42,7 +42,7 @@ impl ModelArgs {
 }
 
 impl AllSettings {
-    /// The flags that were given, with the number of threads.
+    /// The given flags, with the number of threads.
     pub fn layer(&self, threads: Option<usize>) -> termwise_train::Result<Layer> {
         let mut table = self.0.clone();
         if let Some(threads) = threads {
@@ -53,7 +53,7 @@ impl AllSettings {
 }
 
 impl DataSettings {
-    /// The flags that were given.
+    /// The given flags.
     pub fn layer(&self) -> termwise_train::Result<Layer> {
         Layer::new(self.0.clone(), PLACE)
     }
@@ -83,7 +83,7 @@ fn data_flag(key: &'static Key) -> Arg {
     flag(key).hide_short_help(!COMMON_FOR_MODELS.contains(&key.name))
 }
 
-/// Settings of data that commands which read a model list in `--help`.
+/// Settings of data that `--help` of commands with a model lists.
 const COMMON_FOR_MODELS: [&str; 3] = ["data", "tokenizer", "documents"];
 
 fn flag(key: &'static Key) -> Arg {

@@ -1,4 +1,4 @@
-//! Many runs in one folder, by several processes: flags that `sweep` and `reproduce` have in common.
+//! Several processes that share the runs of a folder: flags of `sweep` and `reproduce`.
 
 use std::process::Command;
 
@@ -10,7 +10,7 @@ use super::size;
 use crate::context::Context;
 use crate::error::{Exit, Failure};
 
-/// Who else works in the folder.
+/// Other processes that share the folder.
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Several processes")]
 pub struct ShareArgs {
@@ -34,10 +34,10 @@ pub struct ShareArgs {
     pub sbatch: Vec<String>,
 }
 
-/// Who starts processes.
+/// A scheduler of processes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Scheduler {
-    /// An array of jobs, by sbatch
+    /// A job array, submitted with sbatch
     Slurm,
 }
 
@@ -48,12 +48,12 @@ impl ShareArgs {
         Others { shard, wait: !self.no_wait, ..Others::USUAL }
     }
 
-    /// Writes the script, and submits it unless --dry-run is given.
+    /// Writes the script, and submits it without --dry-run.
     pub fn submit(&self, mut job: SlurmJob, context: &mut Context) -> Result<Exit, Failure> {
         job.jobs = self.jobs;
         job.options = self.sbatch.clone();
         job.threads = context.threads;
-        job.command = [context.again()?, without_submitting(&context.words)].concat();
+        job.command = [context.respawn_argv()?, without_submitting(&context.words)].concat();
         let (path, script) = job.write()?;
         if self.dry_run {
             context.out.write_all(script.as_bytes())?;
@@ -61,9 +61,9 @@ impl ShareArgs {
             return Ok(Exit::Success);
         }
         let status = Command::new("sbatch").arg(&path).status().map_err(|error| {
-            let problem = if error.kind() == std::io::ErrorKind::NotFound { "there is no `sbatch` here".into() } else { error.to_string() };
+            let problem = if error.kind() == std::io::ErrorKind::NotFound { "`sbatch` was not found".into() } else { error.to_string() };
             Failure::Library(
-                format!("{problem}; the script is written, and can be submitted where Slurm is: sbatch {}", path.display()),
+                format!("{problem}; the script was written; submit it on a machine with Slurm: sbatch {}", path.display()),
                 Exit::Failure,
             )
         })?;

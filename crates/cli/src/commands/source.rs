@@ -1,4 +1,4 @@
-//! Opening data for commands: where tokens are kept, and progress while they are made.
+//! Opens data with a progress bar for tokenization.
 
 use std::path::Path;
 
@@ -10,7 +10,7 @@ pub use termwise_train::source::cache_folder;
 
 use crate::progress::Bar;
 
-/// The data of these settings; says how far it is while text is tokenized.
+/// Opens the data of these settings, with progress during tokenization.
 pub fn prepare_with_progress(settings: &Settings, cache: &Path, quiet: bool) -> Result<Box<dyn Source>> {
     let bar = Bar::new(quiet);
     let progress = |progress: &Progress| bar.at(progress.read, progress.file_bytes, "bytes tokenized");

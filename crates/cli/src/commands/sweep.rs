@@ -75,7 +75,7 @@ impl SweepArgs {
         (request.parallel, request.threads) = (self.parallel, context.threads);
         (request.retry, request.skip_equal, request.rerun_other_builds) = (self.retry, self.skip_equal, self.rerun_other_builds);
         request.others = self.share.others();
-        request.respawn_argv = context.again()?;
+        request.respawn_argv = context.respawn_argv()?;
         request.provenance = context.provenance.clone();
         Ok(request)
     }
@@ -84,13 +84,13 @@ impl SweepArgs {
 /// Exits with 0 if every run is finished.
 pub fn run(args: &SweepArgs, context: &mut Context) -> Result<Exit, Failure> {
     let request = args.request(context)?;
-    let remark = |text: &str| {
+    let print = |text: &str| {
         if !args.print.quiet {
             tell(text);
         }
     };
     for equality in request.equal_runs(&request.read_plan()?) {
-        remark(&format!("note: {equality}"));
+        print(&format!("note: {equality}"));
     }
     if args.share.submit.is_some() {
         let found = sweep::list(&request)?;
@@ -109,7 +109,7 @@ pub fn run(args: &SweepArgs, context: &mut Context) -> Result<Exit, Failure> {
             sweep::execute(&request, &control, &mut |plan, event| show(&bar, plan, event))?
         }
     };
-    outcome.mixed_builds.iter().for_each(|warning| remark(warning));
+    outcome.mixed_builds.iter().for_each(|warning| print(warning));
     if args.list && !args.print.json {
         match args.print.details {
             true => context.print_document(&outcome.listing(), true)?,
@@ -119,7 +119,7 @@ pub fn run(args: &SweepArgs, context: &mut Context) -> Result<Exit, Failure> {
     }
     context.print(&outcome.summary, args.print)?;
     if let Some(path) = &outcome.written {
-        remark(&format!("written: {}", path.display()));
+        print(&format!("written: {}", path.display()));
     }
     outcome.check_metric(&request)?;
     Ok(match args.list || outcome.is_complete() {
@@ -129,12 +129,12 @@ pub fn run(args: &SweepArgs, context: &mut Context) -> Result<Exit, Failure> {
     })
 }
 
-/// What is said while others work.
+/// The message while other processes finish their runs.
 pub(super) fn waiting(runs: usize) -> String {
     format!("waiting for {} of other processes; --no-wait exits instead", counted(runs, "run"))
 }
 
-/// The first Ctrl-C asks runs to stop, the second does not wait for them.
+/// The first Ctrl-C requests a stop of all runs, the second does not wait for them.
 pub(super) fn interrupts() -> SweepControl {
     let kill = Arc::new(AtomicBool::new(false));
     let flag = kill.clone();
@@ -142,7 +142,7 @@ pub(super) fn interrupts() -> SweepControl {
     SweepControl { stop, kill }
 }
 
-/// A line for each run that begins or ends, and one that moves.
+/// A line for each run that starts or ends, and a progress bar.
 fn show(bar: &Bar, plan: &Plan, event: &Event) {
     let name = |index: &usize| plan.name(&plan.jobs[*index]);
     bar.tell(&match event {

@@ -1,4 +1,4 @@
-//! `termwise train --engine torch`: the program of the Python package that trains with PyTorch, on the same settings and folders.
+//! `termwise train --engine torch`: starts the PyTorch trainer of the Python package with the same settings and directory.
 
 use std::ffi::OsString;
 use std::io::Write;
@@ -17,23 +17,23 @@ use crate::context::Context;
 use crate::error::{Exit, Failure};
 use crate::progress::{stop_or, stop_with_input};
 
-/// Variable that names the interpreter.
+/// Environment variable with the interpreter.
 const PYTHON: &str = "TERMWISE_PYTHON";
-/// What it starts.
+/// The Python module of the trainer.
 const MODULE: &str = "termwise.torch.train";
-/// How often the process is looked at.
+/// Polling interval.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// Starts the program, hands signals on to it, and ends as it does.
+/// Starts the trainer, forwards signals, and exits with its exit code.
 pub fn run(args: &TrainArgs, settings: &Settings, (folder, start): (&Path, &Start), context: &Context) -> Result<Exit, Failure> {
     if context.ranks.collective.size() > 1 {
         return Err(Failure::usage(
-            "engine = torch has its own processes: start it once, with --processes N, or torchrun instead of mpirun",
+            "engine = torch starts its own processes: run one process with --processes N, or use torchrun instead of mpirun",
         ));
     }
     let python = interpreter(context);
     check(&python)?;
-    // Every setting, for an engine that need not know of defaults, flags and recipes.
+    // Every setting, so the trainer does not need defaults, flags and recipes.
     let mut file = tempfile::Builder::new().suffix(".toml").tempfile().map_err(files::Error::io("create", std::env::temp_dir()))?;
     file.write_all(settings.to_toml().as_bytes()).map_err(files::Error::io("write", file.path().to_owned()))?;
     let mut command = Command::new(&python);
@@ -58,7 +58,7 @@ pub fn run(args: &TrainArgs, settings: &Settings, (folder, start): (&Path, &Star
         command.env_remove(name);
     });
     command.stdin(Stdio::null());
-    // A group of its own: Ctrl-C in the terminal reaches this process alone, which hands it on once.
+    // A separate process group: Ctrl-C in the terminal reaches this process, which forwards it once.
     #[cfg(unix)]
     std::os::unix::process::CommandExt::process_group(&mut command, 0);
     let kill = Arc::new(AtomicBool::new(false));
@@ -69,16 +69,16 @@ pub fn run(args: &TrainArgs, settings: &Settings, (folder, start): (&Path, &Star
     }
     let name = PathBuf::from(&python);
     let mut child = command.spawn().map_err(files::Error::io("start", &name))?;
-    let mut asked = false;
+    let mut terminated = false;
     let status = loop {
         if let Some(status) = child.try_wait().map_err(files::Error::io("wait for", &name))? {
             break status;
         }
         if kill.load(Ordering::Relaxed) {
-            // It may have ended by itself.
+            // It may have exited already.
             let _ = child.kill();
-        } else if stop.load(Ordering::Relaxed) && !asked {
-            asked = true;
+        } else if stop.load(Ordering::Relaxed) && !terminated {
+            terminated = true;
             terminate(&mut child);
         }
         std::thread::sleep(PAUSE);
@@ -87,30 +87,30 @@ pub fn run(args: &TrainArgs, settings: &Settings, (folder, start): (&Path, &Star
         Some(0) => Ok(Exit::Success),
         Some(code) if code == Exit::Interrupted as i32 => Ok(Exit::Interrupted),
         Some(code) if code == Exit::Locked as i32 => Ok(Exit::Locked),
-        // torchrun has no code for a stop.
-        _ if asked => Ok(Exit::Interrupted),
+        // torchrun has no exit code for a stop.
+        _ if terminated => Ok(Exit::Interrupted),
         Some(code) if code == Exit::Usage as i32 => Ok(Exit::Usage),
-        // It has said why.
+        // It has printed the error.
         Some(_) => Ok(Exit::Failure),
-        None => Err(Failure::Library(format!("the process of the PyTorch engine ended with {status}; `--resume` goes on"), Exit::Failure)),
+        None => Err(Failure::Library(format!("the PyTorch process ended with {status}; use --resume to continue"), Exit::Failure)),
     }
 }
 
-/// The interpreter that was asked for, that of this program where Python called it, that of the active environment, or the system's.
+/// The interpreter: TERMWISE_PYTHON, the one that called this program, that of the active environment, or `python3`.
 fn interpreter(context: &Context) -> OsString {
     let active = || Some(PathBuf::from(std::env::var_os("VIRTUAL_ENV")?).join("bin/python").into_os_string());
     std::env::var_os(PYTHON)
-        .filter(|asked| !asked.is_empty())
+        .filter(|named| !named.is_empty())
         .or_else(|| context.called_by())
         .or_else(active)
         .unwrap_or_else(|| "python3".into())
 }
 
-/// Whether there is an interpreter with what the engine needs, without loading it.
+/// Checks that the interpreter has the required modules, without importing them.
 fn check(python: &OsString) -> Result<(), Failure> {
     let missing = "import importlib.util as u; print(' '.join(n for n in ('torch', 'termwise') if u.find_spec(n) is None))";
     let hint = format!(
-        "engine = torch needs Python with PyTorch and the package termwise: `pip install termwise torch`, or name an interpreter that has them with {PYTHON}"
+        "engine = torch needs Python with PyTorch and the package termwise: install them with `pip install termwise torch`, or name another interpreter with {PYTHON}"
     );
     let output = Command::new(python).args(["-c", missing]).stdin(Stdio::null()).output();
     let name = python.to_string_lossy();

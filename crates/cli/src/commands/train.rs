@@ -91,18 +91,18 @@ pub fn run(args: &TrainArgs, threads: Option<usize>, context: &mut Context) -> R
     if settings.engine == "torch" {
         return torch::run(args, &settings, (&folder, &start), context);
     }
-    // Rank 0 first: what it has tokenized the others find.
+    // Rank 0 tokenizes first; the others read its cache.
     let prepare = || prepare_with_progress(&settings, &cache_folder(args.cache.as_deref()), quiet);
     let early = if context.is_silent() { None } else { Some(prepare()?) };
     collective.barrier()?;
     let source = early.map_or_else(prepare, Ok)?;
-    // A run that is resumed has been introduced.
-    if !quiet && start == Start::Fresh {
+    // A resumed run was introduced when it started. An existing run is an error.
+    if !quiet && start == Start::Fresh && !folder.join("settings.toml").exists() {
         tell(&planned.introduction(source.vocabulary())?);
     }
     let stop = stop_on_interrupt(match collective.size() > 1 {
         false => "finishing the step and writing a checkpoint",
-        true => "finishing the step and writing a checkpoint, unless a rank is lost: then the newest checkpoint is the last",
+        true => "finishing the step and writing a checkpoint; if a rank is lost, the newest checkpoint is the last",
     });
     if args.stop_with_input {
         stop_with_input(&stop);
@@ -119,7 +119,7 @@ pub fn run(args: &TrainArgs, threads: Option<usize>, context: &mut Context) -> R
         ..RunOptions::new(&folder)
     };
     let outcome = runs::train(&settings, source.as_ref(), &options)?;
-    // What moves goes before anything is printed.
+    // Clears the progress bar before the result is printed.
     drop(options);
     context.print(&outcome, Print { json: args.json, ..Print::default() })?;
     Ok(if outcome.finished { Exit::Success } else { Exit::Interrupted })

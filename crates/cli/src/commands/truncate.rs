@@ -50,7 +50,7 @@ pub struct TruncateArgs {
     #[arg(long)]
     pub no_map: bool,
     /// Largest relative rise of the loss for the plan, as in 1%
-    #[arg(long, value_name = "PART", default_value = "1%")]
+    #[arg(long, value_name = "SHARE", default_value = "1%")]
     pub budget: Budget,
     /// Skip the plan
     #[arg(long)]

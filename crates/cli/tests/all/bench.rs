@@ -1,4 +1,4 @@
-//! `termwise bench` at tiny sizes: what it prints, never how fast it is.
+//! `termwise bench` at tiny sizes: the content of its results, not the speed.
 
 use predicates::prelude::*;
 use predicates::str::contains;
@@ -14,7 +14,7 @@ fn close(found: f64, expected: f64) -> bool {
     (found / expected - 1.0).abs() < 1e-9
 }
 
-/// Time and rates that agree with each other and with the machine; 10⁶ operations.
+/// Checks that time and rates agree; returns 10⁶ operations.
 fn operations(speed: &Value, machine: &Value) -> f64 {
     let (ms, gflops) = (number(speed, "ms"), number(speed, "gflops"));
     assert!(ms > 0.0 && close(number(speed, "share_of_peak"), gflops / number(machine, "peak_gflops")), "{speed}");

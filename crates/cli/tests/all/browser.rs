@@ -1,4 +1,4 @@
-//! The report in a real browser: it opens without network and errors, and its figures are there on a phone and on a desk.
+//! The report in a browser: it opens without network requests and errors, and its figures fit on phones and desktops.
 
 use std::process::Command;
 
@@ -7,10 +7,10 @@ use termwise_report::{Axis, Block, Chart, Document, Figure, HeatMap, Layer, Line
 
 use crate::chromium::{self, Browser};
 
-/// Widths of figures and of the page, and whether anything sticks out to the right.
+/// Widths of figures and of the page, and whether anything overflows to the right.
 const LAYOUT: &str = "(() => {
     const figures = [...document.querySelectorAll('figure svg, svg.termwise')].filter((svg, i, all) => all.indexOf(svg) === i);
-    // What is seen of a figure: the picture, or what answers in its place.
+    // The visible form of a figure: the picture or the interactive chart.
     const seen = figures.map(svg => svg.closest('figure')?.querySelector('.live') ?? svg);
     const shown = seen.map(part => part.getBoundingClientRect()).filter(box => box.width > 0);
     return {
@@ -54,7 +54,7 @@ fn the_report_opens_without_network_on_phone_and_desk() {
     assert_ne!(browser.evaluate(BACKGROUND), light, "dark and light look the same");
 
     answers(&mut browser);
-    // Without scripts and on paper, figures are the pictures that they stand for.
+    // Without scripts and in print, figures are static pictures.
     browser.call("Emulation.setEmulatedMedia", serde_json::json!({"media": "print"}));
     assert_eq!(browser.evaluate(STILL), true, "on paper");
     browser.call("Emulation.setEmulatedMedia", serde_json::json!({"media": ""}));
@@ -68,10 +68,10 @@ fn the_report_opens_without_network_on_phone_and_desk() {
     assert!(browser.complaints().is_empty(), "{:?}", browser.complaints());
 }
 
-/// Whether all pictures are seen.
+/// Whether all pictures are visible.
 const STILL: &str = "[...document.querySelectorAll('header figure > svg')].every(svg => svg.getBoundingClientRect().height > 0)";
 
-/// Where the plot of a training curve lies in the window.
+/// Position of a training curve in the window.
 const PLOT: &str = "(() => {
     const plot = [...document.querySelectorAll('.panel')].find(panel => panel.querySelector('.legend button'));
     plot.scrollIntoView({block: 'center', behavior: 'instant'});
@@ -80,7 +80,7 @@ const PLOT: &str = "(() => {
     return {x: box.left, y: box.top, width: box.width, height: box.height};
 })()";
 
-/// Figures say values under the pointer and by keys, zoom, isolate, change their scale, and leave runs out.
+/// Figures show values under the pointer and by keyboard, zoom, isolate curves, change their scale, and hide runs.
 fn answers(browser: &mut Browser) {
     let place = browser.evaluate(PLOT);
     let at = |share: f64| {
@@ -139,15 +139,15 @@ fn answers(browser: &mut Browser) {
     assert_ne!(browser.evaluate(picture), before, "a variant that is left out is not drawn");
     browser.evaluate(&format!("{first}.querySelector('input').click()"));
     assert_eq!(browser.evaluate(picture), before, "and comes back");
-    // The same variant has the same colour in every figure.
-    let colours = browser.evaluate(
+    // The same variant has the same color in every figure.
+    let colors = browser.evaluate(
         "(() => { const seen = {}; for (const b of document.querySelectorAll('.legend button')) { const c = b.firstChild.style.color; \
          (seen[b.textContent] ??= new Set()).add(c); } return Object.values(seen).every(set => set.size === 1) })()",
     );
-    assert_eq!(colours, true, "a variant has two colours");
+    assert_eq!(colors, true, "a variant has two colors");
 }
 
-/// A figure that is shown as it is printed exchanges its picture for one by ratios, where there is one.
+/// A static figure switches to its picture of ratios, if there is one.
 #[test]
 fn a_heat_map_has_a_log_switch() {
     let Some(program) = termwise_base::test_skip::need("browser", "Chromium", chromium::find()) else { return };
@@ -180,7 +180,7 @@ fn a_heat_map_has_a_log_switch() {
     assert!(browser.complaints().is_empty(), "{:?}", browser.complaints());
 }
 
-/// Draws all plots again, and returns the texts with their boxes, and the places of dots, in the order of drawing.
+/// Redraws all plots, and returns the texts with their boxes and the positions of dots, in drawing order.
 const DRAWN: &str = "(() => {
     const texts = [], dots = [], prototype = CanvasRenderingContext2D.prototype, { fillText, arc } = prototype;
     prototype.fillText = function (text, x, y) {
@@ -194,7 +194,7 @@ const DRAWN: &str = "(() => {
     return { texts, dots };
 })()";
 
-/// Names of points that are close together are all written and do not overlap; a point alone in its line is seen.
+/// Labels of close points are all drawn without overlap; a curve with one point is visible.
 #[test]
 fn names_in_a_figure_do_not_overlap() {
     let Some(program) = termwise_base::test_skip::need("browser", "Chromium", chromium::find()) else { return };
@@ -232,7 +232,7 @@ fn names_in_a_figure_do_not_overlap() {
         }
     }
     let rule = written("rule").expect("a name");
-    // Every dot of the line above the rule is away from its name.
+    // No dot of the line above the rule overlaps its label.
     let dots = drawn["dots"].as_array().expect("dots");
     assert_eq!(dots.len(), names.len() + 1, "the points, and the line of one point; the long line has no markers: {drawn}");
     let top = side(rule, "top");
@@ -240,7 +240,7 @@ fn names_in_a_figure_do_not_overlap() {
     assert!(browser.complaints().is_empty(), "{:?}", browser.complaints());
 }
 
-/// The tests above can fail: a page that asks for something and complains is noticed.
+/// The tests above can fail: requests and console errors of a page are detected.
 #[test]
 fn requests_and_errors_are_noticed() {
     let Some(program) = termwise_base::test_skip::need("browser", "Chromium", chromium::find()) else { return };

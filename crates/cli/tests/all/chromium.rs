@@ -1,4 +1,4 @@
-//! A real browser, driven over its debugging pipe: messages of JSON, each ended by a zero byte.
+//! A browser, controlled over its debugging pipe: JSON messages, each followed by a zero byte.
 
 use std::fs::{File, OpenOptions};
 use std::io::{BufRead, BufReader, Write};
@@ -11,17 +11,17 @@ use serde_json::{Value, json};
 
 /// Names under which Chromium is installed.
 const NAMES: [&str; 4] = ["chromium", "chromium-browser", "google-chrome", "google-chrome-stable"];
-/// Longer than any page takes; without it a browser that hangs would hang the test.
+/// Timeout, longer than any page takes.
 const PATIENCE: Duration = Duration::from_secs(90);
 
-/// A headless Chromium with one tab. It has no network but this machine.
+/// A headless Chromium with one tab. Its network is limited to this machine.
 pub struct Browser {
     process: Child,
     commands: File,
     messages: Receiver<Value>,
     session: String,
     next: u64,
-    /// What it said without being asked, in order.
+    /// Its events, in order.
     pub events: Vec<Value>,
     /// Its pipes and profile.
     _folder: tempfile::TempDir,
@@ -112,7 +112,7 @@ impl Browser {
         result["result"]["value"].clone()
     }
 
-    /// What the page asked the network or the disk for.
+    /// Network and file requests of the page.
     pub fn requests(&self) -> Vec<&str> {
         let requests = self.events.iter().filter(|event| event["method"] == "Network.requestWillBeSent");
         requests.filter_map(|event| event["params"]["request"]["url"].as_str()).collect()
@@ -137,7 +137,7 @@ impl Browser {
 
 impl Drop for Browser {
     fn drop(&mut self) {
-        // It may be gone already.
+        // It may have exited already.
         let _ = self.process.kill();
         let _ = self.process.wait();
     }

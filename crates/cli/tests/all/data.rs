@@ -8,7 +8,7 @@ use predicates::str::contains;
 use crate::support::Place;
 
 #[test]
-fn text_is_prepared_once_and_shown_as_a_run_sees_it() {
+fn text_is_tokenized_once_and_printed_in_training_rows() {
     let place = Place::new();
     let prepare = ["data", "prepare", "text.txt", "--documents", "line", "--held-out", "0.2", "--json"];
     let report = place.command(&prepare).assert().success().get_output().stdout.clone();
@@ -35,7 +35,7 @@ fn separators_inside_a_document_are_warned_of() {
     let place = Place::new();
     let document = |number: usize| format!("Once there were {number} cats.\n<|endoftext|>\n");
     fs::write(place.path("stories.txt"), (0..30).map(document).collect::<String>()).expect("a file");
-    // The last separator has nothing behind it; tokens that were cached carry the same warning.
+    // No text follows the last separator. Cached tokens have the same warning.
     for _ in 0..2 {
         let warned = place.command(&["data", "prepare", "stories.txt"]).assert().success();
         warned.stderr(contains("`<|endoftext|>` 29 times").and(contains("--documents \"separator:<|endoftext|>\"")));
@@ -51,7 +51,7 @@ fn separators_inside_a_document_are_warned_of() {
 }
 
 #[test]
-fn what_cannot_be_prepared_is_said() {
+fn invalid_data_is_reported() {
     let place = Place::new();
     fs::write(place.path("equal.txt"), "the same line\n".repeat(50)).expect("a file");
     fs::write(place.path("text.bin"), "x").expect("a file");
@@ -97,7 +97,7 @@ fn a_tokenizer_is_learned_and_used() {
 }
 
 #[test]
-fn what_a_tokenizer_cannot_do_is_said() {
+fn invalid_tokenizer_arguments_are_reported() {
     let place = Place::new();
     let huge = ["4294967296", "1000000000000000000"];
     for count in huge {
@@ -109,7 +109,7 @@ fn what_a_tokenizer_cannot_do_is_said() {
     place.command(&["tokenizer", "decode", "bytes", "300"]).assert().code(1).stderr(contains("cannot decode 300"));
     place.command(&["tokenizer", "train", "text.txt", "--vocab", "280", "--out", "t.json"]).assert().success();
     let good = fs::read(place.path("t.json")).expect("a tokenizer");
-    // Cut off anywhere, it is an error in one sentence.
+    // A truncated file is an error in one sentence.
     for part in 1..20 {
         fs::write(place.path("bad.json"), &good[..good.len() * part / 20]).expect("a file");
         let output = place.command(&["tokenizer", "encode", "bad.json", "hi"]).assert().code(1).get_output().clone();
@@ -142,11 +142,11 @@ fn built_in_data_are_shown_with_their_dials() {
         wrong.stderr(contains("make rows 32 positions long or a multiple of it").and(contains(advice)));
     }
     show(&["--data", "builtin:party"]).failure().stderr(contains("built-in data are builtin, parity, mqar, mqar-mini, s5"));
-    show(&["--data", "builtin:parity", "--language", "facts=3"]).failure().stderr(contains("has no setting `facts`"));
+    show(&["--data", "builtin:parity", "--language", "facts=3"]).failure().stderr(contains("`builtin_options` has no option `facts`"));
 }
 
 #[test]
-fn a_batch_beyond_the_end_is_an_error_and_fewer_than_asked_for_are_not() {
+fn a_batch_beyond_the_end_is_an_error_but_fewer_batches_are_not() {
     let place = Place::new();
     let show =
         |more: &[&str]| place.command(&[&["data", "show", "text.txt", "--held-out-batch", "--batch", "1"][..], more].concat()).assert();

@@ -1,4 +1,4 @@
-//! The page to play with: its arithmetic against the engine, number by number, and the page in a real browser.
+//! The interactive demo: its computations compared with the engine, and the page in a browser.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -10,7 +10,7 @@ use termwise_attention::{Attention, AuxKind, AuxTensor, AuxTensors, Inputs, Laye
 use termwise_experiments::demo::{ARITHMETIC, MODELS};
 use termwise_model::{Model, ObservedAttention, SessionOptions};
 
-/// Every switch of the page, and texts of one's own; after the name of the model whose weights they take.
+/// Variants of every switch of the page, and custom ones, each after the name of the model with its weights.
 fn variants() -> Vec<(&'static str, String)> {
     let mut list = Vec::new();
     let orders: Vec<String> = [0, 1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 32, 48, 64].map(|p| format!("taylor=0..{p}")).to_vec();
@@ -47,10 +47,10 @@ fn variants() -> Vec<(&'static str, String)> {
     list
 }
 
-/// A text as the page has it, in tokens: facts, words between them, a question.
+/// A text of the page as tokens: facts, words between them, a question.
 const TEXT: [u32; 20] = [0, 10, 31, 12, 27, 3, 14, 40, 15, 30, 5, 2, 20, 33, 11, 28, 9, 1, 14, 40];
 
-/// Weights of v as y before its norm has them, [H, T, T]: y of values that are 1 at one position and 0 at all others.
+/// Attention weights before the norm, [H, T, T]: the output for values that are 1 at one position and 0 elsewhere.
 fn weights(seen: &ObservedAttention) -> Vec<Vec<Vec<f64>>> {
     let time = seen.shape.time;
     let (h, g, d) = (seen.shape.heads, seen.shape.kv_heads, seen.shape.d);
@@ -68,7 +68,7 @@ fn weights(seen: &ObservedAttention) -> Vec<Vec<Vec<f64>>> {
         (0..time).flat_map(|t| tensor.values()[t * tensor.stride(width)..][..width].to_vec()).map(f64::from).collect()
     };
     let (q, k) = (rows(h * d, 0), rows(g * d, 1));
-    // The convolution ends with silu: only the present position, and what becomes 1.
+    // The convolution ends with silu: select the current position, with an input whose silu is 1.
     let silu = |x: f64| x / (1.0 + (-x).exp());
     let one = if conv.is_some() { 1.0 / silu(1.0) } else { 1.0 };
     let v: Vec<f64> = (0..time).flat_map(|s| (0..g).flat_map(move |_| (0..time).map(move |i| f64::from(u8::from(i == s))))).collect();
@@ -90,7 +90,7 @@ fn weights(seen: &ObservedAttention) -> Vec<Vec<Vec<f64>>> {
     (0..h).map(|head| (0..time).map(|t| y[(t * h + head) * time..][..time].iter().map(|x| x * one).collect()).collect()).collect()
 }
 
-/// What the engine computes of a model with this attention.
+/// Results of the engine for a model with this attention.
 fn native(model: &Model, text: &str) -> Value {
     let model = model.with_attention(text.parse::<Variant>().unwrap_or_else(|error| panic!("{text}: {error}"))).expect("weights suffice");
     let mut session = model.session(1, TEXT.len(), SessionOptions::default().forward_only(true)).expect("a session");
@@ -111,7 +111,7 @@ fn softmax(row: &[f32]) -> Vec<f64> {
     weights.into_iter().map(|w| w / sum).collect()
 }
 
-/// Compares, and says the worst difference of each kind; memories are compared with the sums over pairs that they stand for.
+/// Returns the largest difference of each kind. Recurrent states are compared with sums over pairs.
 const COMPARE: &str = r#"
 const T = require("./arithmetic.js"), fs = require("fs");
 const { data, cases, text } = JSON.parse(fs.readFileSync(process.argv[2], "utf8"));
@@ -125,7 +125,7 @@ const out = cases.map(({ model, attention, expected }) => {
     const heads = found.layers[l].length, e = head.y[0].length, size = Math.max(1, ...y.map(Math.abs));
     head.y.forEach((row, t) => row.forEach((x, i) => differ("y", x, y[(t * heads + h) * e + i], size)));
     weights[h].forEach((row, t) => {
-      // Before a norm that forgets factors, weights are what they are up to one.
+      // Before a scale-free norm, weights are equal up to a factor.
       const size = (row) => { const most = Math.max(...row.map(Math.abs)); return variant.norm === "none" ? Math.max(1, most) : most; };
       const [a, b] = [size(row), variant.norm === "none" ? size(row) : size(head.weights[t])];
       row.forEach((w, s) => differ("weights", w / a, head.weights[t][s] / b));
@@ -147,7 +147,7 @@ fn node() -> Option<PathBuf> {
     termwise_base::test_skip::need("node", "Node.js", found)
 }
 
-/// The page, made with models that have been trained for a moment; and the folder of the runs.
+/// The page with models trained for a few steps, and the folder of the runs.
 fn page(place: &Place) -> (String, Value) {
     place.command(&["demo", "--steps", "60", "--out", "demo.html", "--runs", "runs"]).assert().success();
     let html = std::fs::read_to_string(place.path("demo.html")).expect("a page");
@@ -157,7 +157,7 @@ fn page(place: &Place) -> (String, Value) {
 }
 
 #[test]
-fn the_page_computes_what_the_engine_computes() {
+fn the_demo_computes_the_same_values_as_the_engine() {
     let Some(node) = node() else { return };
     let place = Place::new();
     let (html, data) = page(&place);
@@ -193,9 +193,9 @@ fn the_page_computes_what_the_engine_computes() {
     println!("{} variants; largest differences of probabilities, outputs, weights, memories: {worst:?}", found.len());
 }
 
-/// Texts that the page refuses with a sentence; those that the engine refuses as well, and those that only the engine knows.
+/// Variant strings that the page rejects: those that the engine also rejects, and those that only the engine supports.
 #[test]
-fn what_the_page_does_not_know_it_refuses() {
+fn the_demo_rejects_unknown_words() {
     let Some(node) = node() else { return };
     let place = Place::new();
     std::fs::write(place.path("arithmetic.js"), ARITHMETIC).expect("a file");
@@ -241,7 +241,7 @@ fn the_page_works_on_phone_and_desk_without_network() {
         let overflow = browser.evaluate("document.documentElement.scrollWidth - window.innerWidth");
         assert!(overflow.as_f64().is_some_and(|x| x <= 0.0), "at {width}: {overflow}");
     }
-    // The slider by the keyboard: the address follows, and says it again to whoever opens it.
+    // The slider by keyboard: the address is updated and restores the state.
     browser.evaluate("document.getElementById('order').focus()");
     for _ in 0..18 {
         let key = |kind: &str| json!({"type": kind, "key": "ArrowLeft", "code": "ArrowLeft", "windowsVirtualKeyCode": 37});
@@ -254,12 +254,12 @@ fn the_page_works_on_phone_and_desk_without_network() {
     browser.evaluate("document.querySelector('[name=write][value=delta]').click()");
     assert!(browser.evaluate("document.getElementById('variant').value").as_str().is_some_and(|text| text.contains("write=delta")));
     assert_eq!(browser.evaluate("document.getElementById('window').closest('fieldset').disabled"), true);
-    // Another page between them: a change of the part after # alone loads nothing.
+    // Another page in between: a change of the fragment alone does not reload.
     browser.open("about:blank", 1280);
     browser.open(&format!("{address}#o=2&w=8&s=Ada+fox+Ben+owl+%3F+Ada"), 1281);
     assert_eq!(browser.evaluate("document.getElementById('variant').value"), "taylor=0..2 over=sum conv=3 window=8");
     assert_eq!(browser.evaluate("document.querySelectorAll('#tokens li').length"), 7);
-    // A variant of one's own, and one that is none.
+    // A custom variant, and an invalid one.
     let submit = |text: &str| {
         format!("document.getElementById('variant').value = {text:?}; document.getElementById('variant-form').requestSubmit();")
     };

@@ -1,4 +1,4 @@
-//! How training ends, or goes on, when the world around it does: standard error that is closed or full, signals, a parent that is killed.
+//! Training with a closed or full standard error, signals, and a killed parent process.
 
 use std::fs;
 use std::os::unix::process::CommandExt;
@@ -11,10 +11,10 @@ use nix::unistd::Pid;
 
 use crate::support::Place;
 
-/// Longer than anything here takes on a busy machine; without it a fault would hang the tests.
+/// Timeout, longer than any step on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(240);
 
-/// Steps that take some seconds, so that signals find a run at work.
+/// Steps that take some seconds, so signals arrive during the run.
 const STEPS: &str = "3000";
 
 fn wait_for(what: &str, mut done: impl FnMut() -> bool) {
@@ -25,14 +25,13 @@ fn wait_for(what: &str, mut done: impl FnMut() -> bool) {
     }
 }
 
-/// The program, started by a shell after this script. Signals have their defaults, whatever the tests were started with: a shell could not give
-/// them back.
+/// The program, started by a shell after this script. Signals have their default handlers, which a shell could not restore.
 fn program_after(script: &str, place: &Place, arguments: &[&str]) -> Command {
     let mut command = Command::new("sh");
     command.arg("-c").arg(format!("{script}; exec \"$0\" \"$@\"")).arg(env!("CARGO_BIN_EXE_termwise")).args(["--threads", "1"]);
     command.args(arguments).current_dir(place.path("")).env("XDG_CACHE_HOME", place.path("cache"));
     command.stdin(Stdio::null()).stdout(Stdio::null());
-    // SAFETY: between fork and exec only signal handlers are set, which a signal handler itself may do.
+    // SAFETY: between fork and exec only signal handlers are set, which is async-signal-safe.
     unsafe {
         command.pre_exec(|| {
             for each in [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP] {
@@ -63,10 +62,10 @@ fn signal(child: &Child, signal: Signal) {
 }
 
 #[test]
-fn training_goes_on_when_standard_error_is_closed_or_full() {
+fn training_continues_if_standard_error_is_closed_or_full() {
     let place = Place::new();
     let mut child = program(&place, &training(&place, "a", "40")).stderr(Stdio::piped()).spawn().expect("the program");
-    // Whoever read it is gone after the first line.
+    // The reader exits after the first line.
     drop(child.stderr.take());
     assert!(child.wait().expect("an end").success());
     if Path::new("/dev/full").exists() {
@@ -75,7 +74,7 @@ fn training_goes_on_when_standard_error_is_closed_or_full() {
         assert!(status.success(), "{status}");
         assert_eq!(place.metrics("runs/a"), place.metrics("runs/b"));
     }
-    // A shell can close it altogether.
+    // A shell can close it.
     assert!(program_after("exec 2>&-", &place, &training(&place, "c", "40")).status().expect("an end").success());
     assert_eq!(place.metrics("runs/a"), place.metrics("runs/c"));
 }
@@ -84,7 +83,7 @@ fn training_goes_on_when_standard_error_is_closed_or_full() {
 fn interrupts_terminations_and_hangups_leave_a_checkpoint() {
     let place = Place::new();
     for (name, sent) in [("a", Signal::SIGINT), ("b", Signal::SIGTERM), ("c", Signal::SIGHUP)] {
-        // SIGINT may be ignored from the start, as shells have it for what runs in their background.
+        // SIGINT may be ignored from the start, as in background jobs of shells.
         let script = if name == "a" { "trap '' INT" } else { "true" };
         let mut child = program_after(script, &place, &training(&place, name, STEPS)).stderr(Stdio::null()).spawn().expect("the program");
         wait_for("the first steps", || lines(&place.path("runs").join(name).join("metrics.jsonl")) > 2);
@@ -112,7 +111,7 @@ fn at_work(place: &Place) -> bool {
 }
 
 #[test]
-fn a_sweep_that_is_ended_in_any_way_leaves_no_process_and_goes_on_as_if_nothing_had_been() {
+fn an_interrupted_sweep_leaves_no_process_and_resumes_exactly() {
     let place = Place::new();
     let base = place.settings("steps = 400");
     fs::write(place.path("s.toml"), format!("[base]\n{base}\n[axes]\nseed = [1]\n")).expect("a file");
@@ -132,7 +131,7 @@ fn a_sweep_that_is_ended_in_any_way_leaves_no_process_and_goes_on_as_if_nothing_
         }
         assert!(!place.path(&format!("o/runs/{hash}.json")).exists(), "{sent}: a run that was stopped has not ended");
     }
-    // At once: the process that the killed sweep has left may still write its checkpoint, and is waited for.
+    // Immediately: the remaining process of the killed sweep may still write its checkpoint, and is waited for.
     let last = program(&place, &["sweep", "s.toml", "--out", "o"]).stderr(Stdio::null()).status().expect("an end");
     assert!(last.success(), "{last}");
     assert!(!at_work(&place));

@@ -1,4 +1,4 @@
-//! `termwise eval`: a run's own data, other data, and what is refused.
+//! `termwise eval`: the data of a run, other data, and errors.
 
 use predicates::prelude::*;
 use predicates::str::contains;
@@ -26,7 +26,7 @@ fn a_checkpoint_is_evaluated_on_its_own_and_on_other_data() {
     place.command(&["eval", model, "--data", "other.txt", "--attention", "norm"]).assert().success();
 }
 
-/// Every document is a row of its own, of which all tokens count.
+/// Every document is a separate row, and all of its tokens count.
 #[test]
 fn padded_layout_reads_one_document_per_row() {
     let place = Place::new();
@@ -50,7 +50,7 @@ fn padded_layout_reads_one_document_per_row() {
 }
 
 #[test]
-fn what_cannot_be_evaluated_is_said() {
+fn invalid_evaluations_are_reported() {
     let place = Place::new();
     place.train(&["--name", "a", "--quiet"]).assert().success();
     let model = "runs/a/checkpoints/step-00000006";

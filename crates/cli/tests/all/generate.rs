@@ -1,4 +1,4 @@
-//! `termwise generate` and what `termwise eval` says of cut models.
+//! `termwise generate`, and `termwise eval` of truncated models.
 
 use std::path::{Path, PathBuf};
 
@@ -48,7 +48,7 @@ fn stories260k_writes_its_story() {
     assert!(story.starts_with(written.trim_end_matches('\n')) && written.len() > 300, "{written}");
     let after = output(&["generate", model, "--max-tokens", "150", "--prompt", "Once upon a time", "--echo"]);
     assert!(story.starts_with(after.trim_end_matches('\n')) && after.len() > 300, "{after}");
-    // A cache larger than the state turns, and what was written before stays.
+    // A cache larger than the state switches, and the text before stays the same.
     let switched = output(&["generate", model, "--max-tokens", "150", "--order", "2", "--switch"]);
     assert!(switched.starts_with("Once upon a time, there was a little girl"), "{switched}");
     termwise(&["generate", model, "--max-tokens", "60", "--order", "2"])
@@ -74,7 +74,7 @@ fn one_bad_prompt_of_forty_costs_one_text() {
     let run = termwise(&arguments).assert().code(3).stderr(contains("error: prompt 18: ").and(contains("error:").count(1)));
     expected.remove(17);
     assert_eq!(lines(&String::from_utf8(run.get_output().stdout.clone()).expect("UTF-8")), expected);
-    // All prompts failed: nothing is partly done.
+    // All prompts failed, so the result is not partial.
     std::fs::write(&file, [prompts[17].as_str(); 2].join("\n")).expect("written");
     termwise(&arguments).assert().code(1).stdout("").stderr(contains("error: prompt 2: "));
     termwise(&["generate", model, "--prompt", &prompts[17]])
@@ -109,7 +109,7 @@ fn batches_and_single_prompts_write_the_same() {
             assert_eq!(alone, all[n], "{attention}, prompt {n}");
         }
         assert!(all.iter().all(|line| line["finish"] == "length" || line["finish"] == "end"));
-        // Texts as text: in order, each the same as in JSON.
+        // Plain text: in order, the same as in JSON.
         let plain_file = folder.path().join("prompts.txt");
         std::fs::write(&plain_file, prompts.join("\n")).expect("written");
         let arguments = ["generate", model, "--prompts", text_of(&plain_file), "--seed", "7", "--max-tokens", "20", "--no-echo"];
@@ -120,7 +120,7 @@ fn batches_and_single_prompts_write_the_same() {
 }
 
 #[test]
-fn a_saved_state_goes_on_as_if_nothing_had_happened() {
+fn generation_resumes_exactly_from_a_saved_state() {
     let folder = byte_model("softmax");
     let model = text_of(folder.path());
     let state = folder.path().join("state.safetensors");
@@ -134,10 +134,10 @@ fn a_saved_state_goes_on_as_if_nothing_had_happened() {
         let first = written(&[&common[..], &["--max-tokens", "15", "--save-state", state], memory].concat());
         let again = ["--temperature", "1", "--seed", "3", "--json", "--quiet", "--ignore-end", "--load-state", state];
         let second = written(&[&again[..], &["--max-tokens", "25"], memory].concat());
-        // A character cut in two by the pause is a replacement on both sides.
+        // A character split by the pause is a replacement character on both sides.
         let (whole, both) = (whole.replace('\u{fffd}', ""), (first + &second).replace('\u{fffd}', ""));
         assert_eq!(both, whole, "{memory:?}");
-        // Reading alone, then writing. Where a prompt is split decides when a cache turns, and so what follows.
+        // Prefill alone, then generation. The position of the split determines when a cache switches.
         if memory.contains(&"--switch") {
             continue;
         }
@@ -189,7 +189,7 @@ fn bad_input_is_one_clear_sentence() {
         let error = text.lines().find(|line| line.starts_with("error: ")).unwrap_or_else(|| panic!("{arguments:?}: {text}"));
         assert!(words.iter().all(|word| error.contains(word)), "{arguments:?}: {error}");
     }
-    // One prompt of two: the other one is written.
+    // One of two prompts fails; the other is complete.
     let partial = termwise(&["generate", model, "--prompts", &second_long]).assert().code(3).stdout(contains("short"));
     partial.stderr(contains("error: prompt 2").and(contains("--beyond-context")).and(contains("1 prompt failed")));
     for arguments in [&["--switch"][..], &["--prompt", "a", "--prompts", "b"], &["--mode", "chunks"], &["--order", "x"]] {

@@ -1,4 +1,4 @@
-//! Help of every command, and what every command does with a reader that has seen enough.
+//! Help of every command, and closed pipes.
 
 use std::process::{Command, Stdio};
 
@@ -14,7 +14,7 @@ fn listed(help: &str) -> Vec<String> {
     names.filter_map(|line| Some(line.split_whitespace().next()?.to_owned())).filter(|name| name != "help").collect()
 }
 
-/// The commands that the help of the program lists: one per line after a column with the name of the group.
+/// The commands listed in the help of the program: one per line after the column of groups.
 fn commands(help: &str) -> Vec<String> {
     let lines = help.lines().skip(3).take_while(|line| !line.starts_with("Options:"));
     lines.filter_map(|line| line.get(9..)?.split_whitespace().next().map(str::to_owned)).collect()
@@ -95,7 +95,7 @@ fn every_command_has_help_with_its_flags_and_examples() {
 }
 
 #[test]
-fn mistakes_are_named_with_what_was_meant() {
+fn misspelled_names_get_suggestions() {
     termwise(&["trian"]).assert().code(2).stderr(contains("train"));
     termwise(&["train", "--stepps", "3"]).assert().code(2).stderr(contains("--steps"));
     for command in ["generate", "eval"] {
@@ -116,7 +116,7 @@ fn mistakes_are_named_with_what_was_meant() {
 }
 
 #[test]
-fn what_was_typed_cannot_write_to_the_terminal() {
+fn control_characters_in_arguments_are_escaped() {
     for arguments in [&["train", "--attention", "soft\u{1b}]0;pwned\u{7}max"][..], &["generate", "no\u{1b}[2Jmodel", "--prompt", "x"]] {
         let output = termwise(arguments).assert().failure().get_output().clone();
         let said = [output.stderr, output.stdout].concat();
@@ -130,7 +130,7 @@ fn what_was_typed_cannot_write_to_the_terminal() {
     assert!(output.stderr.len() < 5000, "{} bytes", output.stderr.len());
 }
 
-/// Runs with a standard output that nobody reads.
+/// Runs with a standard output that is closed.
 fn unread(place: &Place, arguments: &[&str]) -> (Option<i32>, String) {
     let mut child = Command::new(env!("CARGO_BIN_EXE_termwise"))
         .args(["--threads", "1"])
@@ -147,7 +147,7 @@ fn unread(place: &Place, arguments: &[&str]) -> (Option<i32>, String) {
 }
 
 #[test]
-fn a_reader_that_has_seen_enough_ends_every_command_quietly() {
+fn every_command_ends_quietly_if_the_pipe_is_closed() {
     let place = Place::new();
     place.train(&["--name", "a", "--quiet"]).assert().success();
     let base = place.settings("steps = 1");

@@ -1,4 +1,4 @@
-//! All tests of the crate that need no process of their own, as one program: what they share is compiled and linked once.
+//! All tests of the crate that do not need a separate process, in one program to link once.
 
 mod bench;
 mod brief;

@@ -1,4 +1,4 @@
-//! Files that commands write: links are followed, and devices and pipes are written, not replaced.
+//! Written files: links are followed; devices and pipes are written, not replaced.
 #![cfg(unix)]
 
 use std::fs;
@@ -23,7 +23,7 @@ fn outputs_go_through_links_pipes_and_devices() {
             fs::read(place.path("plain")).expect("a file")
         })
         .collect();
-    // The order of the entries in the header of a state is not fixed.
+    // The order of the entries in the header of a state file is not fixed.
     let same = |name: &str, found: &[u8], expected: &[u8]| if name == "state" { found.len() == expected.len() } else { found == expected };
     // A link, to a file in another folder.
     fs::create_dir(place.path("other")).expect("a folder");

@@ -1,4 +1,4 @@
-//! `termwise train --overwrite`: the old run is lost only for a new one that has a checkpoint.
+//! `termwise train --overwrite`: the old run is removed only after the new one has a checkpoint.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -9,7 +9,7 @@ use predicates::str::contains;
 
 use crate::support::Place;
 
-/// Every file below a folder, but the lock.
+/// Every file below a folder, except the lock.
 fn content(folder: &Path) -> BTreeMap<String, Vec<u8>> {
     let mut found = BTreeMap::new();
     for path in fs::read_dir(folder).into_iter().flatten().map(|entry| entry.expect("an entry").path()) {
@@ -69,7 +69,7 @@ fn a_refused_run_leaves_the_old_one() {
     let before = content(&place.path("runs/a"));
     let small = ["--layers", "1", "--hidden", "16", "--heads", "2", "--mlp", "16", "--batch", "2"];
     for (arguments, said) in [
-        // Too short for the built-in language, which is known only when the first batch is drawn.
+        // Too short for the language, which is detected when the first batch is drawn.
         (&["--length", "8"][..], "length"),
         (&["--length", "1000000", "--data", "text.txt"], "a row needs 1000000"),
         (&["--length", "16", "--data", "text.txt", "--vocab", "3"], "vocab"),
@@ -130,7 +130,7 @@ mod killed {
 
     use super::*;
 
-    /// A process that replaces the run `a`, and writes its first checkpoint after so many steps.
+    /// A process that replaces the run `a` and writes its first checkpoint after this many steps.
     fn replacing(place: &Place, checkpoint_every: &str) -> Child {
         let words = ["train", "--config", "small.toml", "--name", "a", "--overwrite", "--lr", "0.01", "--steps", "40"];
         Command::new(assert_cmd::cargo::cargo_bin("termwise"))
@@ -145,7 +145,7 @@ mod killed {
             .expect("a process")
     }
 
-    /// Kills a replacement as soon as `moment` holds or it ends. The state that is left must be one of those that lose nothing, and a further replacement must work.
+    /// Kills a replacement when `moment` holds or it ends. Either run must be complete afterwards, and another replacement must work.
     fn kill(checkpoint_every: &str, moment: &dyn Fn(&Place) -> bool) -> &'static str {
         let place = Place::new();
         place.train(&["--name", "a"]).assert().success();
@@ -173,7 +173,7 @@ mod killed {
                 false => "new",
             }
         };
-        // Resumed, it is the run that is there; replaced again, only the last one is left.
+        // After resumption the existing run continues; after another replacement only the last run is left.
         match state {
             "old" => place.command(&["train", "--resume", "a"]).assert().success().stdout(contains("after step 6")),
             _ => place.command(&["train", "--resume", "a"]).assert().success().stdout(contains("after step 40")),

@@ -1,4 +1,4 @@
-//! `termwise plan`: what it prints, writes and refuses.
+//! `termwise plan`: output, files and errors.
 
 use predicates::prelude::*;
 use predicates::str::contains;

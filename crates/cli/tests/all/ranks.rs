@@ -1,4 +1,4 @@
-//! One command by several processes, over MPI; only a build with the feature has it. `bench/ranks.py` does the same at length.
+//! Commands with several MPI processes. `bench/ranks.py` runs longer ones.
 
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
@@ -6,14 +6,14 @@ use std::time::{Duration, Instant};
 
 use crate::support::Place;
 
-/// `mpirun` with this many ranks of the program; the test is skipped where there is none.
+/// `mpirun` with this many ranks of the program; the test is skipped without mpirun.
 fn ranks(place: &Place, count: usize, arguments: &[&str]) -> Option<Command> {
     let found = Command::new("mpirun").arg("--version").output().is_ok_and(|output| output.status.success());
     termwise_base::test_skip::need("mpi", "mpirun", found.then_some(()))?;
     let mut command = Command::new("mpirun");
     command.args(["-n", &count.to_string()]).arg(assert_cmd::cargo::cargo_bin("termwise")).args(["--threads", "1"]).args(arguments);
     command.current_dir(place.path("")).env("XDG_CACHE_HOME", place.path("cache"));
-    // More ranks than cores, and in a container as root: Open MPI refuses both unless told otherwise.
+    // By default, Open MPI rejects more ranks than cores, and root.
     command.env("OMPI_MCA_rmaps_base_oversubscribe", "1").env("OMPI_ALLOW_RUN_AS_ROOT", "1").env("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1");
     command.stdin(Stdio::null());
     Some(command)
@@ -31,7 +31,7 @@ fn bytes(run: &Path) -> Vec<Vec<u8>> {
     ["model.safetensors", "optimizer.safetensors", "state.json"].map(|name| std::fs::read(last.join(name)).expect("a file")).to_vec()
 }
 
-/// A training of rows enough to share.
+/// A training with enough rows to share.
 fn settings(place: &Place, name: &str, more: &str) -> String {
     std::fs::write(place.path(name), place.settings(&format!("steps = 12\n{more}")).replace("batch = 2\n", "batch = 8\n")).expect("a file");
     place.at(name)
@@ -65,7 +65,7 @@ fn any_number_of_processes_leaves_the_same_bytes_and_results() {
         let result = |count: usize| {
             let (good, out, err) = output(&mut ranks(&place, count, arguments).expect("mpirun is here"));
             assert!(good, "{arguments:?}: {err}");
-            // The command line is part of a result; that of mpirun is not.
+            // A result contains the command line of the program, without mpirun.
             out
         };
         let one = result(1);
@@ -94,7 +94,7 @@ fn wait(child: &mut Child) -> bool {
 }
 
 #[test]
-fn a_lost_rank_ends_all_and_the_run_goes_on_with_fewer() {
+fn a_lost_rank_ends_all_and_the_run_resumes_with_fewer() {
     let place = Place::new();
     let config = settings(&place, "b.toml", "horizon = 200\nkeep = 50");
     let longer = ["train", "--quiet", "--config", &config, "--steps", "200", "--checkpoint-every", "1"];
@@ -117,7 +117,7 @@ fn a_lost_rank_ends_all_and_the_run_goes_on_with_fewer() {
 }
 
 #[test]
-fn what_goes_wrong_is_said_once() {
+fn an_error_is_printed_once() {
     let place = Place::new();
     let Some(mut command) = ranks(&place, 3, &["train", "--quiet", "--data", "missing.txt", "--tokenizer", "bytes"]) else { return };
     let (good, _, err) = output(&mut command);

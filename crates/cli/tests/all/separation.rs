@@ -1,4 +1,4 @@
-//! `termwise separation`: what it prints, writes and refuses.
+//! `termwise separation`: output, files and errors.
 
 use predicates::prelude::*;
 use predicates::str::contains;

@@ -1,4 +1,4 @@
-//! The live page: who is answered and who is not, and the page in a real browser.
+//! The live page: access control, and the page in a browser.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
@@ -34,7 +34,7 @@ impl Served {
         Served { process, port, token }
     }
 
-    /// Status, and the answer whole.
+    /// Status and complete response.
     fn ask(&self, line: &str, fields: &[(&str, &str)]) -> (u16, String) {
         let mut stream = TcpStream::connect(("127.0.0.1", self.port)).expect("a connection");
         let mut request = format!("{line} HTTP/1.1\r\nConnection: close\r\n");
@@ -70,7 +70,7 @@ fn line(step: u64, loss: f64) -> String {
     format!("{{\"kind\":\"train\",\"step\":{step},\"time\":1.0,\"loss\":{loss},\"lr\":0.1,\"tokens\":1,\"tokens_per_second\":1.0}}\n")
 }
 
-/// A run of some steps that was made by hand.
+/// A run with some steps, written by hand.
 fn run(folder: &Path, attention: &str, losses: &[f64]) {
     std::fs::create_dir_all(folder).expect("a folder");
     std::fs::write(folder.join("settings.toml"), format!("attention = \"{attention}\"\nsteps = 100\n")).expect("a file");
@@ -179,7 +179,7 @@ fn runs_and_serve_list_the_same_runs() {
     let settings = place.path("runs/a/settings.toml");
     std::fs::write(&settings, std::fs::read_to_string(&settings).expect("a file").replace("100", "900")).expect("a file");
     std::fs::remove_dir_all(place.path("runs/play")).expect("removed");
-    // New and removed folders are looked for at intervals.
+    // New and removed folders are detected at intervals.
     std::thread::sleep(Duration::from_millis(500));
     let second = news(&first["revision"]);
     assert_eq!(second["names"], json!(["a", "sweeps/book/d"]), "{second}");
@@ -214,7 +214,7 @@ fn it_listens_on_this_machine_alone() {
     assert!(String::from_utf8_lossy(&said).contains("cannot read the directory of runs"));
 }
 
-/// Until an expression is true in the page; whoever waits longer than this waits for nothing.
+/// Waits until an expression is true in the page, up to a timeout.
 fn wait(browser: &mut Browser, expression: &str) {
     let began = Instant::now();
     while browser.evaluate(expression) != json!(true) {
@@ -259,7 +259,7 @@ fn curves_grow_names_stay_text_and_models_are_looked_into() {
     let first = browser.evaluate("document.querySelector('#runs tbody tr').dataset.run");
     assert_eq!(first, evil, "2.25 is the smaller loss");
 
-    // A run that is removed leaves the table and the list.
+    // A removed run disappears from the table and the list.
     let gone = place.path("runs/gone");
     run(&gone, "softmax", &[9.0]);
     wait(
@@ -272,7 +272,7 @@ fn curves_grow_names_stay_text_and_models_are_looked_into() {
         "document.querySelectorAll('#runs tbody tr').length === 2 && document.querySelectorAll('#look-run option').length === 2",
     );
 
-    // Inside the model that was trained.
+    // Inside the trained model.
     browser.evaluate("document.getElementById('look-run').value = 'real'; document.getElementById('look-text').value = 'Tom walked'; document.getElementById('look').requestSubmit();");
     wait(&mut browser, "document.querySelectorAll('#look-tokens li').length === 10");
     assert_eq!(

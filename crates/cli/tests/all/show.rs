@@ -1,4 +1,4 @@
-//! Results are documents: printed, printed as JSON and shown again, as wide as the terminal; and what is made from the parser.
+//! Rendering of saved results at the width of the terminal, and completions and man pages.
 
 use std::fs;
 
@@ -7,7 +7,7 @@ use predicates::str::contains;
 
 use crate::support::termwise;
 
-/// Results that are the same every time.
+/// Commands with reproducible results.
 const RESULTS: [&[&str]; 5] = [
     &["variants"],
     &["variants", "taylor=0..3", "exp over=sum norm=l2"],
@@ -22,13 +22,13 @@ fn printed(arguments: &[&str], columns: &str) -> String {
 }
 
 #[test]
-fn what_is_shown_again_is_what_was_printed() {
+fn saved_results_render_as_they_were_printed() {
     for arguments in RESULTS {
         let json = printed(&[arguments, &["--json"]].concat(), "80");
         for columns in ["80", "120"] {
             let shown = termwise(&["show", "-", "--details"]).env("COLUMNS", columns).write_stdin(json.clone()).assert().success();
             let shown = String::from_utf8_lossy(&shown.get_output().stdout).into_owned();
-            // And then who made it, which whoever has just typed the command knows.
+            // Followed by the provenance.
             let printed = printed(&[arguments, &["--details"]].concat(), columns);
             let reported = termwise(&["report", "-", "--details"]).env("COLUMNS", columns).write_stdin(json.clone()).assert().success();
             assert_eq!(String::from_utf8_lossy(&reported.get_output().stdout), shown, "{arguments:?}");
@@ -69,7 +69,7 @@ fn a_folder_is_shown_by_the_one_result_in_it() {
     termwise(&["show", &name]).assert().code(2).stderr(contains("no result in"));
     write("metrics.jsonl", "");
     termwise(&["show", &name]).assert().code(2).stderr(contains("the folder of a run"));
-    // Under any name, beside other files.
+    // Under any name, next to other files.
     write("settings.json", "{}");
     write("mine.json", &printed(&["plan", "tiny", "--json"], "80"));
     assert!(printed(&["show", &name], "80").contains("tiny"));
@@ -78,14 +78,14 @@ fn a_folder_is_shown_by_the_one_result_in_it() {
 }
 
 #[test]
-fn colours_are_for_whoever_wants_them() {
-    let coloured = |arguments: &[&str]| printed(arguments, "80").contains('\u{1b}');
-    assert!(!coloured(&["variants"]) && !coloured(&["variants", "--color", "never"]) && coloured(&["variants", "--color", "always"]));
+fn color_follows_the_flag() {
+    let colored = |arguments: &[&str]| printed(arguments, "80").contains('\u{1b}');
+    assert!(!colored(&["variants"]) && !colored(&["variants", "--color", "never"]) && colored(&["variants", "--color", "always"]));
     termwise(&["variants", "--color", "sometimes"]).assert().code(2);
 }
 
 #[test]
-fn files_that_are_no_results_are_refused_in_one_sentence() {
+fn invalid_result_files_are_rejected_in_one_sentence() {
     let folder = tempfile::tempdir().expect("a folder");
     let file = folder.path().join("file.json").display().to_string();
     for (text, message) in [
@@ -124,7 +124,7 @@ fn completions_and_manual_pages_know_every_command() {
 }
 
 #[test]
-fn a_settings_file_says_everything_and_reads_back() {
+fn a_settings_file_has_every_setting_and_reads_back() {
     let text = printed(&["config", "--learning-rate", "0.5", "--n-layer=3", "--block-size", "77", "--max-iters", "9"], "80");
     for line in ["lr = 0.5", "layers = 3", "length = 77", "steps = 9", "# Peak learning rate"] {
         assert!(text.lines().any(|found| found == line), "{line}\n{text}");

@@ -1,4 +1,4 @@
-//! `termwise spectrum`: what it prints, writes and refuses.
+//! `termwise spectrum`: output, files and errors.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -63,9 +63,9 @@ fn a_model_is_measured_printed_and_drawn() {
     let written: Value = serde_json::from_slice(&fs::read(folder.join("spectrum.json")).expect("a file")).expect("JSON");
     assert_eq!((&written["rows"]["sampled"], &written["rows"]["of"], &written["timing"]), (&json!(80), &json!(256), &Value::Null));
 
-    // The same numbers on standard output, and no folder where none is named.
+    // The same numbers on standard output, and no folder without --out.
     let mut found = output(&[&arguments[..], &["--json", "--threads", "1"]].concat());
-    // Who made it is told by both; the command line is another.
+    // Both have the provenance, with different command lines.
     found["made_by"]["command"] = written["made_by"]["command"].clone();
     assert_eq!(found, written);
     let all = output(&[&arguments[..8], &["--queries", "all", "--max-order", "6", "--json", "--timing", "--length", "32"]].concat());
@@ -112,7 +112,7 @@ fn a_real_model_on_its_own_text() {
     ];
     let found = output(&arguments);
     assert_eq!((&found["text"]["length"], found["layers"].as_array().map(Vec::len)), (&json!(512), Some(5)));
-    // Its first layers have scores of small size, its last ones some of two hundred.
+    // Its first layers have small scores, its last ones scores up to two hundred.
     let most = |layer: usize| {
         let heads = found["layers"][layer]["heads"].as_array().expect("heads").iter();
         heads.map(|head| head["scores"]["max"].as_f64().expect("a number")).fold(f64::NEG_INFINITY, f64::max)
@@ -128,7 +128,7 @@ fn edit(folder: &Path, change: impl FnOnce(&mut serde_json::Map<String, Value>))
 }
 
 #[test]
-fn broken_and_foreign_folders_are_named_in_one_sentence() {
+fn invalid_model_folders_are_reported_in_one_sentence() {
     type Break = fn(&Path);
     let cases: [(&str, bool, Break, &str); 17] = [
         ("absent", false, |folder| fs::remove_dir_all(folder).expect("removed"), "no model"),

@@ -1,4 +1,4 @@
-//! `termwise sweep`: listed, run, run again, and what is refused.
+//! `termwise sweep`: list, run, rerun, and errors.
 
 use std::fs;
 
@@ -23,7 +23,7 @@ fn every_combination_is_run_once_and_compared() {
     assert_eq!(summary["runs"].as_array().map(Vec::len), Some(4));
     assert!(String::from_utf8_lossy(&first.stderr).contains("finished  "));
     place.command(&list).assert().success().stdout(contains("finished").and(contains("open").not()));
-    // Nothing is run twice, and the summary is the same.
+    // No run is repeated, and the summary is the same.
     let again = place.command(&["sweep", "s.toml", "--out", "o", "--json"]).assert().success().get_output().clone();
     assert_eq!(again.stdout, first.stdout);
     assert!(!String::from_utf8_lossy(&again.stderr).contains("started"));
@@ -34,7 +34,7 @@ fn every_combination_is_run_once_and_compared() {
 }
 
 #[test]
-fn a_run_that_fails_is_told_and_retried_when_asked() {
+fn a_failed_run_is_reported_and_rerun_with_retry() {
     let place = Place::new();
     file(&place, "", "lr = [0.001, 1e30]");
     place.command(&["sweep", "s.toml", "--out", "o"]).assert().code(1).stdout(contains("✗ run"));
@@ -58,7 +58,7 @@ fn a_finished_run_without_a_finite_metric_has_failed() {
 }
 
 #[test]
-fn a_metric_that_no_run_has_is_an_error() {
+fn an_unknown_metric_is_an_error() {
     let place = Place::new();
     file(&place, "metric = \"held_out.los\"", "seed = [1]");
     let said = place.command(&["sweep", "s.toml", "--out", "o"]).assert().code(1);
@@ -66,7 +66,7 @@ fn a_metric_that_no_run_has_is_an_error() {
 }
 
 #[test]
-fn what_cannot_be_swept_is_said() {
+fn invalid_sweeps_are_reported() {
     let place = Place::new();
     for (text, said) in [
         ("[axes]\nlearning = [1]", "axis `learning` is not a setting"),

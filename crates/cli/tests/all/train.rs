@@ -1,4 +1,4 @@
-//! `termwise train`: flags and files, resuming, steps that are not finite, and refusals.
+//! `termwise train`: flags and files, resumption, steps that are not finite, and errors.
 
 use std::fs;
 
@@ -26,7 +26,7 @@ fn flags_stand_above_files_and_files_above_defaults() {
 }
 
 #[test]
-fn a_run_begins_with_what_is_trained() {
+fn a_run_starts_with_a_description() {
     let place = Place::new();
     let words = [
         "parameters: 1 layer, width 16, 2 heads, 257 tokens",
@@ -44,7 +44,7 @@ fn a_run_begins_with_what_is_trained() {
 #[test]
 fn a_run_is_resumed_by_folder_and_by_checkpoint() {
     let place = Place::new();
-    // Of training alone: a run that ended at step 6 was evaluated there.
+    // Only training lines: a run that ended at step 6 was evaluated there.
     let steps = |run: &str| place.metrics(run).into_iter().filter(|line| line["kind"] == "train").collect::<Vec<_>>();
     place.train(&["--name", "whole", "--steps", "9", "--horizon", "9"]).assert().success();
     place.train(&["--name", "a", "--horizon", "9"]).assert().success();
@@ -54,7 +54,7 @@ fn a_run_is_resumed_by_folder_and_by_checkpoint() {
     assert_eq!(steps("runs/a"), steps("runs/whole"));
     let weights = |run: &str| fs::read(place.path(run).join("checkpoints/step-00000009/model.safetensors")).expect("weights");
     assert_eq!(weights("runs/a"), weights("runs/whole"));
-    // By name alone, as other commands find runs.
+    // By name, as in other commands.
     place.command(&["train", "--resume", "a"]).assert().success().stderr(contains("resuming at step 9"));
     place.command(&["train", "--resume", "none"]).assert().code(1).stderr(contains("no run to resume"));
     place.command(&["train", "--resume", "runs/none"]).assert().code(1).stderr(contains("no run to resume"));
@@ -93,7 +93,7 @@ fn without_checkpoints_metrics_are_not_erased() {
 #[test]
 fn a_refused_start_leaves_nothing_behind() {
     let place = Place::new();
-    // Too short for the built-in language, which is known only when the first batch is drawn.
+    // Too short for the language, which is detected when the first batch is drawn.
     let small = ["train", "--layers", "1", "--hidden", "16", "--heads", "1", "--mlp", "16", "--batch", "2", "--name", "a", "--steps", "1"];
     place.command(&[&small[..], &["--length", "64"]].concat()).assert().code(2).stderr(contains("length"));
     assert!(!place.path("runs/a").exists(), "{:?}", fs::read_dir(place.path("runs/a")).map(Iterator::collect::<Vec<_>>));
@@ -105,7 +105,7 @@ fn a_refused_start_leaves_nothing_behind() {
 }
 
 #[test]
-fn what_cannot_be_is_refused_in_one_sentence() {
+fn invalid_settings_are_rejected_in_one_sentence() {
     let place = Place::new();
     for (arguments, code, said) in [
         (&["--name", ""][..], 2, "a run's name is that of a folder"),
@@ -159,7 +159,7 @@ fn a_printed_configuration_can_be_edited() {
     let text = print(&[]).replace("steps = 800", "steps = 60").replace("heads = 4\n", "heads = 2\n");
     let settings = termwise_train::Settings::from_toml(&text, "the file").expect("settings");
     assert_eq!((settings.steps, settings.horizon, settings.kv_heads, settings.head_dim), (60, 60, 2, 32));
-    // A value that was asked for is kept.
+    // A given value is kept.
     let asked: toml::Table = print(&["--horizon", "900", "--kv-heads", "1"]).parse().expect("TOML");
     assert_eq!((asked["horizon"].as_integer(), asked["kv_heads"].as_integer()), (Some(900), Some(1)));
     assert!(print(&["--recipe", "paper"]).contains("horizon = 1000000"));
@@ -168,7 +168,7 @@ fn a_printed_configuration_can_be_edited() {
 #[test]
 fn a_step_that_is_not_finite_ends_the_run_with_a_diagnosis() {
     let place = Place::new();
-    // Learning rates of this size throw the weights out of float32 at once.
+    // At this learning rate the weights overflow float32 immediately.
     let failed = place.train(&["--name", "a", "--lr", "1e30", "--clip", "0"]).assert().code(1).get_output().clone();
     let text = String::from_utf8_lossy(&failed.stderr).into_owned();
     let file = text.trim_end().rsplit("; the diagnosis is in ").next().expect("the file is named").to_owned();

@@ -1,4 +1,4 @@
-//! `termwise truncate`, and what `eval`, `generate` and `plan` make of the model that it saves.
+//! `termwise truncate`, and `eval`, `generate` and `plan` on the saved model.
 
 use std::path::Path;
 
@@ -61,7 +61,7 @@ fn numbers_are_those_of_eval_and_the_saved_model_works() {
     assert!(
         json(&["plan", &saved, "--json", "--hardware", "a100"])["model"]["attention"].as_str().is_some_and(|text| text.contains("mixed"))
     );
-    // Again, from the journal, in tables.
+    // Rerun from the journal, as tables.
     let lines = || std::fs::read_to_string(Path::new(&out).join("losses.jsonl")).expect("a journal").lines().count();
     let before = lines();
     termwise(&[&common[..], &["--out", &out, "--budget", "50%", "--context", "1024", "--details"]].concat())
@@ -74,7 +74,7 @@ fn numbers_are_those_of_eval_and_the_saved_model_works() {
 }
 
 #[test]
-fn what_cannot_be_done_is_said() {
+fn invalid_requests_are_reported() {
     let folder = folder();
     let path = |name: &str| at(folder.path(), name);
     let (model, data, cache) = (path("model"), path("a.txt"), path("cache"));
@@ -91,7 +91,7 @@ fn what_cannot_be_done_is_said() {
     termwise(&own).assert().failure().stderr(contains("directory of the model"));
 }
 
-/// Known losses of a trained model: Taylor's series gets worse with the order, since large negative scores have x^p/p! for a weight; fitted
+/// Known losses of a trained model: the Taylor series gets worse with the order, because large negative scores have the weight x^p/p!; fitted
 /// coefficients do not.
 #[test]
 fn stories260k() {

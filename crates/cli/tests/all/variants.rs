@@ -1,4 +1,4 @@
-//! Help, versions, `termwise variants` and errors in what users write.
+//! Help, versions, `termwise variants` and errors in variant strings.
 
 use std::process::{Command, Stdio};
 
@@ -114,7 +114,7 @@ fn mistakes_give_one_message_and_code_2() {
 }
 
 #[test]
-fn a_reader_who_leaves_early_causes_no_panic() {
+fn a_closed_pipe_causes_no_panic() {
     for arguments in [&["variants"][..], &["variants", "--json"], &["verify", "--only", "differences"]] {
         let mut child = Command::new(env!("CARGO_BIN_EXE_termwise"))
             .args(arguments)

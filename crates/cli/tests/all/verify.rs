@@ -1,4 +1,4 @@
-//! `termwise verify`: reference files that agree, that were tampered with, that cannot be read.
+//! `termwise verify`: valid, edited and unreadable reference files.
 
 use std::path::{Path, PathBuf};
 
@@ -8,12 +8,12 @@ use tempfile::TempDir;
 
 use crate::support::{golden, termwise};
 
-/// Golden files alone, in this folder.
+/// Checks only the reference files in this folder.
 fn verify(folder: &Path) -> assert_cmd::assert::Assert {
     termwise(&["verify", "--only", "golden", "--golden", &folder.display().to_string()]).assert()
 }
 
-/// A copy of one reference file in a folder of its own, or None where there are none.
+/// A copy of one reference file in a separate folder; `None` if the files are missing.
 fn copied(name: &str) -> Option<(TempDir, PathBuf)> {
     let folder = tempfile::tempdir().expect("a folder");
     let copy = folder.path().join(name);
@@ -21,7 +21,7 @@ fn copied(name: &str) -> Option<(TempDir, PathBuf)> {
     Some((folder, copy))
 }
 
-/// Offset of a tensor's first byte in a safetensors file, by the header alone.
+/// Offset of the first byte of a tensor in a safetensors file.
 fn first_byte(bytes: &[u8], tensor: &str) -> usize {
     let length = u64::from_le_bytes(bytes[..8].try_into().expect("eight bytes")) as usize;
     let header: serde_json::Value = serde_json::from_slice(&bytes[8..8 + length]).expect("a header");
@@ -70,7 +70,7 @@ fn another_attention_in_the_metadata_is_found() {
     let bytes = std::fs::read(&file).expect("the copy");
     let text = b"\"softmax_divs\"";
     let at = bytes.windows(text.len()).position(|window| window == text).expect("the name in the metadata");
-    // As many letters, so that no offset moves: a variant with the same tensors, and one that does not exist.
+    // The same length, so offsets stay valid: a variant with the same tensors, and one that does not exist.
     for (name, expected) in [(&b"softmax     "[..], "logits"), (b"softmax_divz", "did you mean `softmax_divs`?")] {
         let mut changed = bytes.clone();
         changed[at + 1..at + text.len() - 1].copy_from_slice(name);

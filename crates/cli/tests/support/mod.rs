@@ -1,4 +1,4 @@
-//! What the tests of the command line share.
+//! Shared by the tests of the command line.
 #![allow(dead_code, reason = "each test binary uses its own share")]
 
 use std::path::PathBuf;
@@ -18,18 +18,18 @@ pub fn json(arguments: &[&str]) -> serde_json::Value {
     serde_json::from_slice(&output).expect("valid JSON")
 }
 
-/// The reference files; the test is skipped where there are none.
+/// The reference files; the test is skipped if they are missing.
 pub fn golden() -> Option<PathBuf> {
     termwise_base::test_skip::shared("golden")
 }
 
-/// A folder with a text to train on, and runs of a very small model in it.
+/// A folder with a text, for runs of a very small model.
 pub struct Place {
     folder: tempfile::TempDir,
 }
 
 impl Place {
-    /// The text is of lines that are all different.
+    /// The lines of the text are distinct.
     pub fn new() -> Place {
         let folder = tempfile::tempdir().expect("a folder");
         let line = |i: usize| format!("{} walked {i} miles and met {} friends.\n", ["Tom", "Ann", "Sue"][i % 3], i * 7 % 11);
@@ -45,7 +45,7 @@ impl Place {
         self.path(name).to_str().expect("a plain path").to_owned()
     }
 
-    /// Settings of a training in this folder as TOML: a model of some thousand numbers, on bytes.
+    /// Training settings as TOML: a model with some thousand parameters, on bytes.
     pub fn settings(&self, more: &str) -> String {
         format!(
             "data = ['{}']\ntokenizer = 'bytes'\nheld_out = 0.2\nlayers = 1\nhidden = 16\nheads = 2\nmlp = 16\nbatch = 2\nlength = 16\n\
@@ -54,7 +54,7 @@ impl Place {
         )
     }
 
-    /// The program, in this folder, with caches of its own, on one thread.
+    /// The program in this folder, with a separate cache, on one thread.
     pub fn command(&self, arguments: &[&str]) -> Command {
         let mut command = termwise(&["--threads", "1"]);
         command.args(arguments).current_dir(self.folder.path()).env("XDG_CACHE_HOME", self.path("cache"));

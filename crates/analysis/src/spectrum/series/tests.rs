@@ -7,7 +7,7 @@ fn kernel(text: &str) -> Kernel {
 }
 
 fn values(cuts: &Cuts, x: f64) -> Vec<f64> {
-    // Other scores in the vector must not matter.
+    // The result does not depend on other scores in the vector.
     let lane = [x, 3.0, -0.2, x, -7.9, 250.0, 0.0, -250.0];
     let (mut out, mut pairs) = (Vec::new(), Pairs::default());
     vectorized(|| {
@@ -78,7 +78,7 @@ fn polynomials_end_with_themselves() {
 }
 
 #[test]
-fn the_tail_is_long_enough_and_not_longer_than_there_is_room() {
+fn the_tail_is_long_enough_and_within_its_buffer() {
     for top in [0, 2, 32, 100, 150] {
         for x in 0..=top {
             let steps = steps(top, x);
