@@ -101,6 +101,9 @@ fn every_command_prints_at_most_25_lines() {
         assert!(output.status.success() || arguments[1] == "audit", "{arguments:?}: {}", lines(&output.stderr).1);
         assert!(count <= MOST, "{arguments:?} printed {count} lines:\n{text}");
         if let Some((left_out, _)) = text.lines().last().and_then(|line| line.strip_prefix('(')?.split_once(" more lines: --details)")) {
+            // Not cut between a heading and its table.
+            let rule = |line: &str| !line.is_empty() && line.chars().all(|c| c == '─');
+            assert!(!text.lines().rev().take(4).any(rule), "{arguments:?}:\n{text}");
             let whole = place.command(&[arguments, &["--details"]].concat()).env("COLUMNS", "100").output().expect("it runs");
             let all = lines(&whole.stdout).0;
             assert!(
