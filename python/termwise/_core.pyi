@@ -1,4 +1,4 @@
-"""The extension module; the package around it gives names, defaults and documentation."""
+"""The extension module. The package adds names, defaults and documentation."""
 
 from collections.abc import Callable, Sequence
 from os import PathLike
@@ -15,10 +15,10 @@ _Nonpositive: TypeAlias = tuple[int, int, int, float] | None
 _Given: TypeAlias = tuple[Any, Any, Any, Sequence[Any], list[int] | None, list[int] | None]
 
 def get_threads() -> int:
-    """Return the number of threads that calls are computed on."""
+    """Return the number of threads for calls."""
 
 def set_threads(count: int) -> None:
-    """Set the number of threads of later calls. Calls that are running are not changed."""
+    """Set the number of threads for later calls. Running calls are not affected."""
 
 def load_model(name: str | None, tokenizer: str | None) -> Model: ...
 def find_model(name: str) -> PathLike[str]: ...

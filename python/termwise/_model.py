@@ -6,16 +6,17 @@ import json
 import os
 import pathlib
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
 
 from . import _core
 from ._attention import VariantLike, _sizes
-from ._commands import Path, Texts, _texts
+from ._commands import Path, Texts, _run, _texts
 from ._core import Variant
 from ._errors import InputError
-from ._progress import Progress, dumps, watched
+from ._progress import Progress, dumps
 from ._results import Result
 from ._settings import DataSettings
 
@@ -285,8 +286,7 @@ class Model:
         ids = None if text is None else self.encode(text)[:tokens]
         reads = self._reads(data, ids, length, cache, settings)
         options = {"tokens": tokens, "queries": queries, "seed": seed, "max_order": max_order}
-        with watched(progress, "layers") as callback:
-            return Result(self._core.spectrum(dumps(reads), dumps(options), callback))
+        return _run(partial(self._core.spectrum, dumps(reads)), options, progress, "layers")
 
     def truncate(
         self,
@@ -348,8 +348,7 @@ class Model:
             "save": None if save is None else os.fspath(save), "overwrite": overwrite,
         }  # fmt: skip
         reads = self._reads(data, None, length, cache, settings)
-        with watched(progress, "cut") as callback:
-            return Result(self._core.cut(dumps(reads), dumps(options), callback))
+        return _run(partial(self._core.cut, dumps(reads)), options, progress, "truncate")
 
     #: The name of earlier versions.
     cut = truncate
