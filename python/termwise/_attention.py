@@ -262,7 +262,7 @@ def _sizes(name: str, values: Any) -> list[int] | None:
     array = np.asarray(values)
     if array.ndim != 1 or array.dtype.kind not in "iu" or (array < 0).any():
         raise InputError(f"{name} must be non-negative integers in one dimension, found shape {array.shape} of {array.dtype}")
-    return array.tolist()
+    return [int(value) for value in array]
 
 
 class State:
@@ -280,7 +280,7 @@ class State:
     2
     """
 
-    def __init__(self, layer: Layer, core: Any) -> None:
+    def __init__(self, layer: Layer, core: _core.State) -> None:
         self.layer, self._core = layer, core
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -305,7 +305,7 @@ class State:
         """Process one position. Rows of length 0 do not change."""
         if np.shape(q)[1:2] != (1,):
             raise InputError(f"step takes one position, [batch, 1, heads, dimension], found shape {np.shape(q)}: use extend for more")
-        return self.extend(q, k, v, lengths=lengths, **extras)
+        return self.extend(q, k, v, lengths=lengths, mode="auto", **extras)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the state as safetensors; :meth:`Layer.load_state` reads it."""

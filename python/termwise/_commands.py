@@ -144,13 +144,13 @@ def sweep(
     >>> plan = {"base": {"model": "tiny", "steps": 200}, "axes": {"attention": ["softmax", "norm"], "seed": [1, 2]}}
     >>> result = termwise.sweep(plan, "sweeps/first", parallel=2)  # doctest: +SKIP
     """
-    own = isinstance(plan, Mapping)
+    file = None if isinstance(plan, Mapping) else os.fspath(plan)
     if folder is None:
-        if own:
+        if file is None:
             raise InputError("a sweep whose plan is not a file needs a folder: give folder")
-        folder = os.path.join("sweeps", os.path.splitext(os.path.basename(os.fspath(plan)))[0])
+        folder = os.path.join("sweeps", os.path.splitext(os.path.basename(file))[0])
     options = {
-        "file": None if own else os.fspath(plan), "plan": dict(plan) if own else None, "folder": os.fspath(folder), "parallel": parallel,
+        "file": file, "plan": dict(plan) if isinstance(plan, Mapping) else None, "folder": os.fspath(folder), "parallel": parallel,
         "retry": retry, "skip_equal": skip_equal, "again": AGAIN,
     }  # fmt: skip
     return _run(_core.run_sweep, options, progress, "runs")

@@ -72,7 +72,7 @@ class GenerationError(InputError):
 class Model:
     """A model and its tokenizer, computed in float32 on the CPU. Made by :func:`load`."""
 
-    def __init__(self, core: Any) -> None:
+    def __init__(self, core: _core.Model) -> None:
         self._core = core
 
     @property
@@ -83,7 +83,8 @@ class Model:
     @property
     def config(self) -> dict[str, Any]:
         """Content of its ``config.json``."""
-        return json.loads(self._core.config)
+        config: dict[str, Any] = json.loads(self._core.config)
+        return config
 
     @property
     def variants(self) -> list[list[Variant]]:
@@ -125,7 +126,7 @@ class Model:
         if isinstance(tokens, str):
             tokens = [self.encode(tokens)]
         elif isinstance(tokens, Sequence) and tokens and isinstance(tokens[0], str):
-            rows = [self.encode(text) for text in tokens]
+            rows = [self.encode(str(text)) for text in tokens]
             lengths = [len(row) for row in rows]
             tokens = [row + [0] * (max(lengths) - len(row)) for row in rows]
         ids = np.asarray(tokens)

@@ -38,7 +38,8 @@ from ._core import Variant
 from ._errors import InputError
 from ._results import Result
 from .torch import attention
-from .torch._attention import _add_extras, _extras_of, register
+from .torch._attention import register
+from .torch.engine.extras import _add_extras, _extras_of
 
 __all__ = ["CacheAudit", "CacheCheck", "audit_cache", "cut", "restore", "spectrum", "truncate", "use", "using"]
 
@@ -60,7 +61,7 @@ def _mask(
     kv_length: int,
     q_offset: int | Tensor = 0,
     kv_offset: int = 0,
-    mask_function: Callable[..., Tensor] = causal_mask_function,
+    mask_function: Callable[..., Any] = causal_mask_function,
     attention_mask: Tensor | None = None,
     local_size: int | None = None,
     use_vmap: bool = False,
@@ -278,20 +279,21 @@ def _attention(
         extras["sink"] = s_aux
     q, k, v = (x.transpose(1, 2) for x in (query, key, value))
     variant = variants[0] if len(variants) == 1 else variants
-    packed = texts is not None and bool((texts > 1).any())
+    packed = texts if texts is not None and bool((texts > 1).any()) else None
     lengths = shift = None
-    if texts is not None and not packed and bool((texts == 0).any()):
+    if texts is not None and packed is None and bool((texts == 0).any()):
         lengths, shift = _padding(texts[:, -q.shape[1] :].bool())
         q, k, v = (_moved(x, shift) for x in (q, k, v))
     if held is not None:
-        if packed or cu_seq_lens_q is not None:
+        if packed is not None or cu_seq_lens_q is not None:
             raise InputError("packed texts and chunked attention are not supported with a cache: set use_cache=False")
         y = held.extend(_layer(variant, heads, k.shape[2], dim, v.shape[3], None), (q, k, v), extras, lengths)
         return (y if shift is None else _moved_back(y, shift)), None
-    if packed:
-        boundaries = _boundaries(texts)
+    if packed is not None:
+        boundaries = _boundaries(packed)
         _check_packed(cu_seq_lens_q, boundaries)
-        y = attention(*(x.reshape(1, -1, *x.shape[2:]) for x in (q, k, v)), variant, cu_seqlens=boundaries, **extras)
+        q, k, v = (x.reshape(1, -1, *x.shape[2:]) for x in (q, k, v))
+        y = attention(q, k, v, variant, output_final_state=False, cu_seqlens=boundaries, **extras)
         return y.reshape(batch, keys, *y.shape[2:])[:, keys - time :].contiguous(), None
     _check_packed(cu_seq_lens_q, range(0, (batch + 1) * keys, keys))
     lengths = None if lengths is None else lengths.clamp(min=1)
@@ -299,7 +301,7 @@ def _attention(
         layer = _layer(variant, heads, k.shape[2], dim, v.shape[3], None)
         given = [_array(x) for x in (q, k, v)]
         _meter.see(module.layer_idx, layer._core, (*given, [_array(x) for x in extras.values()], None if lengths is None else lengths.tolist(), None))
-    y = attention(q, k, v, variant, lengths=lengths, **extras)
+    y = attention(q, k, v, variant, output_final_state=False, lengths=lengths, **extras)
     if shift is not None:
         y = _moved_back(y, shift)
     return y[:, keys - time :].contiguous(), None
@@ -403,7 +405,7 @@ class StateLayer(CacheLayerMixin):
             self._select(torch.arange(self.state.batch, device=indices.device)[indices].tolist())
 
 
-def _hold(module: torch.nn.Module, _: Any, kwargs: dict[str, Any]) -> None:
+def _hold(module: Any, _: Any, kwargs: dict[str, Any]) -> None:
     """Pre-forward hook of changed layers: provides the state layer of the cache during generation."""
     # GPT-NeoX and related models call it layer_past.
     cache = kwargs.get("past_key_values", kwargs.get("layer_past"))
@@ -418,6 +420,12 @@ class TermwiseAttention:
 
     #: Whether checkpoints of the family store norm weights minus one.
     less_one = False
+    #: Those of the family's class.
+    q_proj: Any
+    k_proj: Any
+    v_proj: Any
+    o_proj: Any
+    layer_idx: int
 
     def __init__(self, config: Any, layer_idx: int) -> None:
         super().__init__(config, layer_idx)  # type: ignore[call-arg]
@@ -480,7 +488,7 @@ class TermwiseAttention:
             held.skip(time)
             held = None
         if held is None:
-            y = attention(q, k, v, self.key, lengths=None if lengths is None else lengths.clamp(min=1), cu_seqlens=boundaries, **extras)
+            y = attention(q, k, v, self.key, output_final_state=False, lengths=None if lengths is None else lengths.clamp(min=1), cu_seqlens=boundaries, **extras)
         else:
             y = held.extend(self.layer, (q, k, v), extras, lengths)
         y = y.reshape(batch, time, -1)
@@ -597,7 +605,7 @@ for _type, (_place, _prefix) in FAMILIES.items():
 
 def _attentions(model: PreTrainedModel) -> dict[int, torch.nn.Module]:
     """The attention of each layer."""
-    found = {}
+    found: dict[int, torch.nn.Module] = {}
     for name, module in model.named_modules():
         index = getattr(module, "layer_idx", None)
         if index is not None and any(word in type(module).__name__ for word in ("Attention", "Attn")):

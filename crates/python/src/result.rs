@@ -1,4 +1,4 @@
-//! Results: JSON for programs, a document for people.
+//! Results as JSON and as a document.
 
 use std::path::PathBuf;
 use std::sync::LazyLock;
@@ -9,13 +9,13 @@ use termwise_report::{Block, Document, Documented, Terminal, to_json};
 
 use crate::errors::value;
 
-/// This build in this process.
+/// Provenance of this build in this process.
 pub fn provenance() -> &'static Provenance {
     static HERE: LazyLock<Provenance> = LazyLock::new(|| termwise::provenance(&std::env::args_os().collect::<Vec<_>>()));
     &HERE
 }
 
-/// What was found.
+/// A result.
 #[pyclass(frozen, module = "termwise._core")]
 pub struct Found {
     #[pyo3(get)]
@@ -41,7 +41,7 @@ impl Found {
     /// A result from its JSON.
     #[staticmethod]
     fn of_json(text: &str) -> PyResult<Found> {
-        termwise::found(text).map(Found::from).map_err(|problem| crate::errors::input(format!("a result cannot be read: {problem}")))
+        termwise::found(text).map(Found::from).map_err(|problem| crate::errors::input(format!("this is not a result: {problem}")))
     }
 
     fn json(&self) -> &str {
@@ -77,7 +77,7 @@ impl Found {
         figures
     }
 
-    /// Writes the JSON, the page, figures and tables into a folder; gives the path of the page.
+    /// Writes the JSON, the HTML report, figures and tables into a folder; returns the path of the report.
     fn write(&self, folder: PathBuf) -> PyResult<PathBuf> {
         std::fs::create_dir_all(&folder)?;
         termwise_base::files::write_whole(&folder.join(format!("{}.json", self.kind)), self.json.as_bytes()).map_err(value)?;

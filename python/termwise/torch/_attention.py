@@ -113,7 +113,7 @@ def _attention(
     saved = [torch.empty(shape, dtype=torch.float32) for shape in _saved_shapes(q, v, saves)]
     given = _given(q, k, v, extras, (lengths, cu_seqlens), dtype)
     _warn_nonpositive(layer, layer._core.forward(given, y.numpy(), [x.numpy() for x in saved] if saves else None, not reference, mode))
-    return y.to(q.dtype), *saved
+    return y.to(q.dtype), saved[0], saved[1], saved[2]
 
 
 @_attention.register_fake
@@ -336,7 +336,7 @@ def _continue(key: tuple[Any, ...], x: tuple[Tensor, ...], extras: Mapping[str, 
     state = _find(*key).state(x[0].shape[0]) if state is None else state.copy()
     arrays = [t.detach().float().cpu().numpy() for t in x]
     own = {name: t.detach().float().cpu().numpy() for name, t in extras.items()}
-    y = state.extend(*arrays, lengths=None if lengths is None else lengths.tolist(), **own)
+    y = state.extend(*arrays, lengths=None if lengths is None else lengths.tolist(), mode="auto", **own)
     return torch.from_numpy(y).to(x[0]), state
 
 
@@ -451,8 +451,9 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor, lengths: Tensor | Sequence[int] | None = None, cu_seqlens: Tensor | Sequence[int] | None = None) -> Tensor:
         """Outputs [batch, time, hidden] of hidden states x; ``lengths`` and ``cu_seqlens`` as for :func:`attention`."""
+        q, k, v = self._project(x)
         y = attention(
-            *self._project(x), self.variant, rope=self.layer.rope, lengths=lengths, cu_seqlens=cu_seqlens, engine=self.engine, backend=self.backend,
+            q, k, v, self.variant, output_final_state=False, rope=self.layer.rope, lengths=lengths, cu_seqlens=cu_seqlens, engine=self.engine, backend=self.backend,
             **_extras_of(self, self.layer, x),
         )  # fmt: skip
         return self.o_proj(y.flatten(2))
@@ -473,9 +474,8 @@ class Attention(nn.Module):
         >>> torch.allclose(y, layer(x)[:, 4:], atol=1e-5), state.positions
         (True, [5])
         """
-        y, state = attention(
-            *self._project(x), self.variant, rope=self.layer.rope, initial_state=state, output_final_state=True, **_extras_of(self, self.layer, x)
-        )
+        q, k, v = self._project(x)
+        y, state = attention(q, k, v, self.variant, output_final_state=True, rope=self.layer.rope, initial_state=state, **_extras_of(self, self.layer, x))
         return self.o_proj(y.flatten(2)), state
 
     def extra_repr(self) -> str:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import os
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -54,7 +54,7 @@ class Outline:
 
     @classmethod
     def read(cls, text: str) -> Outline:
-        found = {key: tuple(x) if isinstance(x, list) else x for key, x in json.loads(text).items()}
+        found: dict[str, Any] = {key: tuple(x) if isinstance(x, list) else x for key, x in json.loads(text).items()}
         found["tensors"] = tuple((name, tuple(shape), matrix) for name, shape, matrix in found["tensors"])
         return cls(**found)
 
@@ -95,7 +95,7 @@ class Block(nn.Module):
         return x + self._norm(after, self._mlp(self._norm(before, x)))
 
     def _attention(self, h: Tensor, lengths: Tensor | None) -> Tensor:
-        o, own = self.outline, self.self_attn
+        o, own = self.outline, cast(Any, self.self_attn)
         widths = [o.heads * o.head_dim, o.kv_heads * o.head_dim, o.kv_heads * o.head_dim]
         parts = _linear(own.qkv_proj, h).split(widths, -1) if o.fused else [_linear(p, h) for p in (own.q_proj, own.k_proj, own.v_proj)]  # type: ignore[union-attr]
         q, k, v = (part.unflatten(-1, (-1, o.head_dim)) for part in parts)
@@ -165,7 +165,7 @@ class Model(nn.Module):
     def load(cls, name: str | os.PathLike[str], **options: Any) -> Model:
         """Load a model by a name that :func:`termwise.load` accepts."""
         core = _core.load_model(os.fspath(name), None)
-        model = cls(core.config_json, **options)
+        model = cls(core.config, **options)
         with torch.no_grad():
             for tensor, parameter in model.named_parameters():
                 room = np.empty(parameter.shape, np.float32)

@@ -146,7 +146,7 @@ class _Block:
                 w = w * key_weight.unsqueeze(-2)
             u = take("v", start, end) if written is None else written if start == a else take("u", start, end)
             part = (w.to(u.dtype) @ u).to(w.dtype)
-            total, z = (part, sum_w) if total is None else (total + part, z + sum_w)
+            total, z = (part, sum_w) if total is None or z is None else (total + part, z + sum_w)
         assert total is not None and z is not None
         if read is not None:
             part, log = read

@@ -148,7 +148,7 @@ class Parts(NamedTuple):
 
 
 def _weighing(found: dict[str, Any]) -> Weighing:
-    kernel = {key: tuple(x) if isinstance(x, list) else x for key, x in found["kernel"].items()}
+    kernel: dict[str, Any] = {key: tuple(x) if isinstance(x, list) else x for key, x in found["kernel"].items()}
     kernel["map"] = kernel["map"] or "identity"
     state = found["state"]
     return Weighing(

@@ -11,7 +11,7 @@ replaces them with those for the next call. Tensors are [batch, kv heads, heads 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Any
 
@@ -85,7 +85,9 @@ def _keeps_low_precision(variant: Variant, weighing: Weighing) -> bool:
     return simple and variant.write is None and weighing.dim is None and not variant.decay_by_channel
 
 
-def _class(weighing, far, q, k, extras, of_heads, of_keys):  # type: ignore[no-untyped-def]
+def _class(
+    weighing: Weighing, far: bool, q: Tensor, k: Tensor, extras: Mapping[str, Tensor], of_heads: Callable[[Tensor], Tensor], of_keys: Callable[[Tensor], Tensor]
+) -> dict[str, Tensor]:
     """q and k for near or far keys, with the learned coefficients."""
 
     def own(name: str) -> Tensor:
@@ -155,7 +157,7 @@ def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.cat([low * cos - high * sin, high * cos + low * sin, rest], -1)
 
 
-def _map(kind: str, x: Tensor, own, name: str) -> Tensor:  # type: ignore[no-untyped-def]
+def _map(kind: str, x: Tensor, own: Callable[[str], Tensor], name: str) -> Tensor:
     """φ"""
     match kind:
         case "elu":
