@@ -1,4 +1,4 @@
-"""Softmax attention taken apart, term by term.
+"""Attention variants, their recurrent states, and spectra of models.
 
     >>> import numpy as np, termwise
     >>> rng = np.random.default_rng(0)
@@ -7,9 +7,8 @@
     >>> y.shape, y.dtype
     ((1, 8, 2, 4), dtype('float32'))
 
-A variant is a short string, the same as on the command line and in checkpoints; ``termwise.presets()`` lists the named ones. Arrays are
-``[batch, time, heads, dimension]``, as in FlashAttention and flash-linear-attention. float32 is computed by the fused engine, float64 by the
-reference.
+A variant is given by a variant string, the same as on the command line and in checkpoints. ``termwise.presets()`` lists the named ones. Arrays are
+``[batch, time, heads, dimension]``, as in FlashAttention and flash-linear-attention. The fused engine computes float32, the reference float64.
 
 ``termwise.torch`` provides the same for PyTorch tensors, with gradients. ``termwise.hf`` analyzes and changes Transformers models. Neither is imported by
 ``import termwise``.

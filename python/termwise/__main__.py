@@ -8,8 +8,8 @@ from ._commands import AGAIN
 
 
 def main() -> None:
-    """Runs the program with the arguments of this process, and ends it."""
-    # Python's handler only takes note of Ctrl-C, and this thread does not come back to look: commands that do not stop by themselves are ended.
+    """Run the program with the arguments of this process, and exit."""
+    # Python's handler would only record Ctrl-C, since the interpreter does not run during a command. The default action ends commands that do not handle it.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     sys.exit(_core.main(["termwise", *sys.argv[1:]], AGAIN))
 

@@ -24,7 +24,7 @@ Variants = VariantLike | Sequence[VariantLike]
 #: Engines of the extension module.
 ArrayEngine = Literal["auto", "fused", "reference"]
 
-# Vectors of the fused engine: rows of U are padded to this many values.
+# Rows of U in the fused engine are padded to a multiple of this number.
 PAD = 16
 
 
@@ -99,7 +99,7 @@ class Layer:
 
     @classmethod
     def _of(cls, config: str, index: int, positions: int | None = None, core: _core.Layer | None = None) -> Layer:
-        """A layer of the model of a ``config.json`` for texts of that many positions, whose rope may be more than a base."""
+        """A layer of the model of a ``config.json`` for at most ``positions`` positions, with the RoPE of the model."""
         if core is None:
             core = (_core.layers_of_config(config) if positions is None else _core.model_of_config(config, positions)[1])[index]
         layer = cls.__new__(cls)
@@ -116,7 +116,7 @@ class Layer:
         return self
 
     def __deepcopy__(self, _: Any) -> Layer:
-        # A value: nothing of it changes.
+        # Layers are immutable.
         return self
 
     def _read_extras(self) -> None:
@@ -135,16 +135,16 @@ class Layer:
         return f"Layer({text}, heads={self.heads}, kv_heads={self.kv_heads}, dim={self.dim}, value_dim={self.value_dim}{rope})"
 
     def _extras(self, extras: Mapping[str, Any]) -> list[Any]:
-        """In the layer's order."""
+        """The values in the order of the layer."""
         known = [extra.name for extra in self.extras]
         unknown = [name for name in extras if name not in known]
         missing = [extra for extra in self.extras if extras.get(extra.name) is None]
         if unknown:
-            has = f"it reads {', '.join(known)}" if known else "it reads nothing beyond q, k and v"
+            has = f"its auxiliary inputs are {', '.join(known)}" if known else "it has no inputs besides q, k and v"
             raise TypeError(f"{self.variants[0]!r} has no input {unknown[0]!r}: {has}")
         if missing:
             asks = ", ".join(f"{e.name} {['batch', 'time', *e.shape] if e.logits else list(e.shape)}".replace("'", "") for e in missing)
-            raise TypeError(f"{self.variants[0]!r} also reads {asks}: give it by name")
+            raise TypeError(f"{self.variants[0]!r} needs {asks}: give it as a keyword argument")
         return [extras[name] for name in known]
 
     def _call(self, q: Any, k: Any, v: Any, extras: Mapping[str, Any], lengths: Any, documents: Any) -> tuple[Any, ...]:
@@ -215,7 +215,7 @@ class Layer:
 
 
 def _key(variant: Any) -> Any:
-    """One variant, or a tuple of those of all heads."""
+    """One variant, or a tuple with one per head."""
     if isinstance(variant, (str, Variant)):
         return variant
     if not isinstance(variant, Sequence):
@@ -224,7 +224,7 @@ def _key(variant: Any) -> Any:
 
 
 def _aligned(x: Any) -> NDArray[Any]:
-    """The array itself, or a copy where its memory is not aligned."""
+    """The array, or a copy if its memory is not aligned."""
     array = np.asarray(x)
     return array if array.flags.aligned else array.copy()
 
@@ -262,7 +262,7 @@ def _sizes(name: str, values: Any) -> list[int] | None:
     array = np.asarray(values)
     if array.ndim != 1 or array.dtype.kind not in "iu" or (array < 0).any():
         raise InputError(f"{name} must be non-negative integers in one dimension, found shape {array.shape} of {array.dtype}")
-    return array.tolist()
+    return [int(value) for value in array]
 
 
 class State:
@@ -280,7 +280,7 @@ class State:
     2
     """
 
-    def __init__(self, layer: Layer, core: Any) -> None:
+    def __init__(self, layer: Layer, core: _core.State) -> None:
         self.layer, self._core = layer, core
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -305,7 +305,7 @@ class State:
         """Process one position. Rows of length 0 do not change."""
         if np.shape(q)[1:2] != (1,):
             raise InputError(f"step takes one position, [batch, 1, heads, dimension], found shape {np.shape(q)}: use extend for more")
-        return self.extend(q, k, v, lengths=lengths, **extras)
+        return self.extend(q, k, v, lengths=lengths, mode="auto", **extras)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the state as safetensors; :meth:`Layer.load_state` reads it."""
@@ -362,8 +362,9 @@ def _layer(variants: Any, heads: int, kv_heads: int, dim: int, value_dim: int, r
     return Layer(variants, heads=heads, kv_heads=kv_heads, dim=dim, value_dim=value_dim, rope=rope)
 
 
-def layer_for(shapes: Sequence[tuple[int, ...]], variant: Variants, rope: float | None) -> Layer:
-    """The layer that fits q, k and v of these shapes; made once."""
+def _layer_for(x: Sequence[ArrayLike], variant: Variants, rope: float | None) -> Layer:
+    """The layer with the sizes of q, k and v, cached."""
+    shapes = [np.shape(array) for array in x]
     for name, shape in zip("qkv", shapes, strict=True):
         if len(shape) != 4 or 0 in shape[2:]:
             raise InputError(f"{name} has shape {tuple(shape)}, expected [batch, time, heads, dimension] with heads and dimension above 0")
@@ -426,9 +427,7 @@ def attention(
     >>> float(termwise.attention(x, x, x, "softmax out", out_gate=gate)[0, 0, 0, 0])   # sigmoid(0) * 1
     0.5
     """
-    q, k, v = np.asarray(q), np.asarray(k), np.asarray(v)
-    layer = layer_for((q.shape, k.shape, v.shape), variant, rope)
-    return layer.forward(q, k, v, lengths=lengths, documents=documents, engine=engine, mode=mode, out=out, **extras)
+    return _layer_for((q, k, v), variant, rope).forward(q, k, v, lengths=lengths, documents=documents, engine=engine, mode=mode, out=out, **extras)
 
 
 def attention_grad(
@@ -466,6 +465,4 @@ def attention_grad(
     >>> sorted(termwise.attention_grad(x, x, x, x, "softmax out", out_gate=np.zeros((1, 3, 2))))
     ['k', 'out_gate', 'q', 'v']
     """
-    q, k, v = np.asarray(q), np.asarray(k), np.asarray(v)
-    layer = layer_for((q.shape, k.shape, v.shape), variant, rope)
-    return layer.grad(q, k, v, dy, lengths=lengths, documents=documents, engine=engine, mode=mode, **extras)
+    return _layer_for((q, k, v), variant, rope).grad(q, k, v, dy, lengths=lengths, documents=documents, engine=engine, mode=mode, **extras)

@@ -11,15 +11,15 @@ from torch import Tensor
 
 from ._errors import InputError
 
-#: Logits may differ by this share of the largest by rounding.
+#: Tolerance for rounding, relative to the largest logit.
 ROUNDING = 2e-3
-#: Levels of nested objects in which tensors are looked for.
+#: Depth of the search for tensors in nested objects.
 DEPTH = 6
 
 
 @dataclass(frozen=True)
 class CacheCheck:
-    """One check: its name, what was found, and whether it passed; ``None`` if it does not apply."""
+    """One check: name, finding, and whether it passed; ``None`` if it does not apply."""
 
     name: str
     found: str
@@ -45,7 +45,7 @@ class CacheAudit:
 
 
 def _tensors(value: Any, depth: int = DEPTH, seen: set[int] | None = None) -> list[Tensor]:
-    """All tensors that an object holds."""
+    """All tensors in an object."""
     seen = set() if seen is None else seen
     if depth == 0 or id(value) in seen or isinstance(value, (str, bytes, int, float, bool, type(None), torch.nn.Module, type)):
         return []
@@ -53,7 +53,7 @@ def _tensors(value: Any, depth: int = DEPTH, seen: set[int] | None = None) -> li
     found: list[Tensor] = []
     inner: list[Any] = []
     if isinstance(value, Tensor):
-        # Quantized tensors of other packages hold their codes in attributes, and have no storage of their own.
+        # Quantized tensors of other packages store their codes in attributes, and have no storage of their own.
         inner = [own for own in vars(value).values() if isinstance(own, Tensor)] if type(value) is not Tensor else []
         found = [] if inner else [value]
     elif isinstance(value, dict):
@@ -68,7 +68,7 @@ def _tensors(value: Any, depth: int = DEPTH, seen: set[int] | None = None) -> li
 
 
 def _bytes(value: Any) -> int:
-    """Bytes of the storages of all tensors that an object holds, each counted once, and of states of termwise."""
+    """Bytes of the storages of all tensors in an object, each counted once, and of states of termwise."""
     storages = {}
     for tensor in _tensors(value):
         storage = tensor.untyped_storage()
@@ -106,11 +106,11 @@ def audit_cache(
     tokenizer : optional
         Tokenizer of Transformers.
     tokens : int
-        Tokens that are read.
+        Largest number of tokens.
     chunk : int
         Tokens per chunk of the prompt.
     budget : int, optional
-        Bytes that the cache may hold, buffers included. They are checked after every chunk.
+        Largest size of the cache in bytes, including buffers. Checked after every chunk.
 
     Returns
     -------
@@ -150,7 +150,7 @@ def _read(model: Any, cache: Any, ids: Tensor, chunk: int, positions: bool) -> t
 
 
 def _difference(expected: Tensor, found: Tensor) -> float:
-    """The difference that nine of ten positions do not exceed, relative to the largest logit of the position."""
+    """The 90th percentile over positions of the difference relative to the largest logit of the position."""
     if not bool(found.isfinite().all()):
         return float("inf")
     relative = (expected - found).abs().amax(-1) / expected.abs().amax(-1).clamp_min(1e-30)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, Unpack
 
 import numpy as np
@@ -20,7 +20,7 @@ from ._settings import DataSettings, Settings
 Path = str | os.PathLike[str]
 #: Texts by path: one or several.
 Texts = Path | Sequence[Path]
-#: The words that start this program again, for the runs of a sweep.
+#: The command that starts the runs of a sweep.
 AGAIN = [sys.executable, "-m", "termwise"]
 
 
@@ -34,13 +34,19 @@ def _list(value: Any) -> list[Any]:
     return [value] if isinstance(value, (str, int, float, np.generic, os.PathLike, Variant)) else list(value)
 
 
-def _whole(value: Any) -> list[Any]:
-    """Whole numbers, which may be written as 1e4."""
+def _integers(value: Any) -> list[Any]:
+    """Integers, which may be given as floats such as 1e4."""
     return [int(x) if isinstance(x, float) and x.is_integer() else x for x in _list(value)]
 
 
 def _strings(value: Any) -> list[str]:
     return [os.fspath(one) if isinstance(one, os.PathLike) else str(one) for one in _list(value)]
+
+
+def _run(entry: Callable[..., _core.Found], options: Mapping[str, Any], progress: Progress, unit: str, total: int | None = None) -> Result:
+    """Call an entry point of the extension module; ``unit`` labels the progress bar."""
+    with watched(progress, unit, total) as callback:
+        return Result(entry(dumps(options), callback))
 
 
 def train(
@@ -98,8 +104,7 @@ def train(
     options = {
         "settings": given, "folder": _path(folder), "runs": os.fspath(runs), "resume": resume, "overwrite": overwrite, "cache": _path(cache),
     }  # fmt: skip
-    with watched(progress, "steps", settings.get("steps")) as callback:
-        return Result(_core.train(dumps(options), callback))
+    return _run(_core.train, options, progress, "steps", settings.get("steps"))
 
 
 def sweep(
@@ -139,17 +144,16 @@ def sweep(
     >>> plan = {"base": {"model": "tiny", "steps": 200}, "axes": {"attention": ["softmax", "norm"], "seed": [1, 2]}}
     >>> result = termwise.sweep(plan, "sweeps/first", parallel=2)  # doctest: +SKIP
     """
-    own = isinstance(plan, Mapping)
+    file = None if isinstance(plan, Mapping) else os.fspath(plan)
     if folder is None:
-        if own:
+        if file is None:
             raise InputError("a sweep whose plan is not a file needs a folder: give folder")
-        folder = os.path.join("sweeps", os.path.splitext(os.path.basename(os.fspath(plan)))[0])
+        folder = os.path.join("sweeps", os.path.splitext(os.path.basename(file))[0])
     options = {
-        "file": None if own else os.fspath(plan), "plan": dict(plan) if own else None, "folder": os.fspath(folder), "parallel": parallel,
+        "file": file, "plan": dict(plan) if isinstance(plan, Mapping) else None, "folder": os.fspath(folder), "parallel": parallel,
         "retry": retry, "skip_equal": skip_equal, "again": AGAIN,
     }  # fmt: skip
-    with watched(progress, "runs") as callback:
-        return Result(_core.run_sweep(dumps(options), callback))
+    return _run(_core.run_sweep, options, progress, "runs")
 
 
 def reproduce(
@@ -195,8 +199,7 @@ def reproduce(
         "experiments": _list(experiments), "scale": scale, "data": _strings(data), "seeds": seeds, "folder": _path(folder), "retry": retry,
         "again": AGAIN,
     }  # fmt: skip
-    with watched(progress, "runs") as callback:
-        return Result(_core.run_reproduce(dumps(options), callback))
+    return _run(_core.run_reproduce, options, progress, "runs")
 
 
 def separation(
@@ -245,19 +248,18 @@ def separation(
     array([ 100., 1000.])
     """
     options = {
-        "networks": _list(networks), "n": _whole(n), "d": _whole(d), "m": _whole(m), "a1": [float(x) for x in _list(a1)],
+        "networks": _list(networks), "n": _integers(n), "d": _integers(d), "m": _integers(m), "a1": [float(x) for x in _list(a1)],
         "cross": cross, "bridge": bridge, "draws": draws, "seed": seed,
     }  # fmt: skip
-    with watched(progress, "points") as callback:
-        return Result(_core.run_separation(dumps(options), callback))
+    return _run(_core.run_separation, options, progress, "points")
 
 
-def _texts(data: Any, cache: Any, settings: Mapping[str, Any], **cutting: Any) -> dict[str, Any]:
-    """Arguments of texts as the extension reads them."""
+def _texts(data: Texts | None, cache: Path | None, settings: Mapping[str, Any], calibration: Texts = (), **sizes: int | None) -> dict[str, Any]:
+    """The arguments of texts in the form that the extension reads."""
     own = {key: value for key, value in settings.items() if value is not None}
     if data is not None:
         own["data"] = _strings(data)
-    return {"settings": own, "cache": _path(cache), **cutting}
+    return {"settings": own, "cache": _path(cache), "calibration": _strings(calibration), **sizes}
 
 
 def convert(
@@ -326,14 +328,13 @@ def convert(
     >>> model = termwise.load("small")  # doctest: +SKIP
     """
     texts = _texts(
-        data, cache, settings, calibration=_strings(calibration), length=length, calibration_contexts=calibration_contexts, calibration_length=calibration_length
+        data, cache, settings, calibration, length=length, calibration_contexts=calibration_contexts, calibration_length=calibration_length
     )
     options = {
         "model": _path(model), "bytes": None if bytes is None else str(bytes), "keys": keys, "loss": None if loss is None else str(loss),
         "contexts": contexts, "texts": texts, "granularity": granularity, "save": _path(save), "overwrite": overwrite,
     }  # fmt: skip
-    with watched(progress, "convert") as callback:
-        return Result(_core.run_convert(dumps(options), callback))
+    return _run(_core.run_convert, options, progress, "convert")
 
 
 def frontier(
@@ -388,13 +389,12 @@ def frontier(
     >>> result = termwise.frontier("path/to/llama", "book.txt", keys=[64, 128], folder="frontier")  # doctest: +SKIP
     """
     texts = _texts(
-        data, cache, settings, calibration=_strings(calibration), length=length, calibration_contexts=calibration_contexts, calibration_length=calibration_length
+        data, cache, settings, calibration, length=length, calibration_contexts=calibration_contexts, calibration_length=calibration_length
     )
     options = {
-        "model": _path(model), "keys": _whole(keys), "methods": _list(methods), "contexts": contexts, "texts": texts, "folder": _path(folder),
+        "model": _path(model), "keys": _integers(keys), "methods": _list(methods), "contexts": contexts, "texts": texts, "folder": _path(folder),
     }  # fmt: skip
-    with watched(progress, "frontier") as callback:
-        return Result(_core.run_frontier(dumps(options), callback))
+    return _run(_core.run_frontier, options, progress, "frontier")
 
 
 def audit(
@@ -448,8 +448,7 @@ def audit(
         "model": os.fspath(model), "against": os.fspath(against), "contexts": contexts, "facts": facts, "tokens": tokens,
         "texts": _texts(data, cache, settings, length=length), "folder": _path(folder),
     }  # fmt: skip
-    with watched(progress, "audit") as callback:
-        return Result(_core.run_audit(dumps(options), callback))
+    return _run(_core.run_audit, options, progress, "audit")
 
 
 def atlas(
@@ -505,5 +504,4 @@ def atlas(
         "model": _path(model), "removal": removal, "facts": facts, "heads": heads, "folder": _path(folder),
         "texts": _texts(data, cache, settings, calibration_contexts=calibration_contexts, calibration_length=calibration_length),
     }  # fmt: skip
-    with watched(progress, "atlas") as callback:
-        return Result(_core.run_atlas(dumps(options), callback))
+    return _run(_core.run_atlas, options, progress, "atlas")

@@ -1,4 +1,4 @@
-"""Exceptions. Each is also the built-in exception that Python code expects."""
+"""Exceptions. Each is also a subclass of the corresponding built-in exception."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Error(Exception):
 
 
 class InputError(Error, ValueError):
-    """An argument that cannot be used."""
+    """An invalid argument."""
 
 
 class MissingFileError(Error, FileNotFoundError):
@@ -28,12 +28,12 @@ class FileError(Error, OSError):
 
 
 class BusyError(Error, BlockingIOError):
-    """A run that another process is working on."""
+    """A run that another process is computing."""
 
 
 class OutOfMemoryError(Error, MemoryError):
-    """Memory that the system does not have."""
+    """The system has too little memory."""
 
 
 class RunError(Error, RuntimeError):
-    """Work that failed."""
+    """A computation that failed."""

@@ -6,16 +6,17 @@ import json
 import os
 import pathlib
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
 
 from . import _core
 from ._attention import VariantLike, _sizes
-from ._commands import Path, Texts, _texts
+from ._commands import Path, Texts, _run, _texts
 from ._core import Variant
 from ._errors import InputError
-from ._progress import Progress, dumps, watched
+from ._progress import Progress, dumps
 from ._results import Result
 from ._settings import DataSettings
 
@@ -71,7 +72,7 @@ class GenerationError(InputError):
 class Model:
     """A model and its tokenizer, computed in float32 on the CPU. Made by :func:`load`."""
 
-    def __init__(self, core: Any) -> None:
+    def __init__(self, core: _core.Model) -> None:
         self._core = core
 
     @property
@@ -82,7 +83,8 @@ class Model:
     @property
     def config(self) -> dict[str, Any]:
         """Content of its ``config.json``."""
-        return json.loads(self._core.config)
+        config: dict[str, Any] = json.loads(self._core.config)
+        return config
 
     @property
     def variants(self) -> list[list[Variant]]:
@@ -124,7 +126,7 @@ class Model:
         if isinstance(tokens, str):
             tokens = [self.encode(tokens)]
         elif isinstance(tokens, Sequence) and tokens and isinstance(tokens[0], str):
-            rows = [self.encode(text) for text in tokens]
+            rows = [self.encode(str(text)) for text in tokens]
             lengths = [len(row) for row in rows]
             tokens = [row + [0] * (max(lengths) - len(row)) for row in rows]
         ids = np.asarray(tokens)
@@ -285,8 +287,7 @@ class Model:
         ids = None if text is None else self.encode(text)[:tokens]
         reads = self._reads(data, ids, length, cache, settings)
         options = {"tokens": tokens, "queries": queries, "seed": seed, "max_order": max_order}
-        with watched(progress, "layers") as callback:
-            return Result(self._core.spectrum(dumps(reads), dumps(options), callback))
+        return _run(partial(self._core.spectrum, dumps(reads)), options, progress, "layers")
 
     def truncate(
         self,
@@ -348,8 +349,7 @@ class Model:
             "save": None if save is None else os.fspath(save), "overwrite": overwrite,
         }  # fmt: skip
         reads = self._reads(data, None, length, cache, settings)
-        with watched(progress, "cut") as callback:
-            return Result(self._core.cut(dumps(reads), dumps(options), callback))
+        return _run(partial(self._core.cut, dumps(reads)), options, progress, "truncate")
 
     #: The name of earlier versions.
     cut = truncate

@@ -1,11 +1,11 @@
-"""How far long work is: a function of the caller's, or a bar."""
+"""Progress of long calls: a callback or a progress bar."""
 
 from __future__ import annotations
 
 import json
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -13,12 +13,12 @@ import numpy as np
 
 from ._core import Variant
 
-#: A function that gets every event; True for a bar, False for nothing.
+#: A function that receives every event; True for a progress bar, False for nothing.
 Progress = bool | Callable[[dict[str, Any]], None]
 
 
 def dumps(value: Any) -> str:
-    """JSON of arguments, with the types that Python code has: paths, variants, NumPy's numbers and arrays."""
+    """JSON of arguments, including paths, variants, NumPy scalars and arrays."""
 
     def plain(one: Any) -> Any:
         if isinstance(one, (np.generic, np.ndarray)):
@@ -27,18 +27,18 @@ def dumps(value: Any) -> str:
             return os.fspath(one)
         if isinstance(one, Variant):
             return str(one)
-        raise TypeError(f"an argument cannot be used: {one!r} is a {type(one).__name__}")
+        raise TypeError(f"arguments of type {type(one).__name__} are not supported, found {one!r}")
 
     return json.dumps(value, default=plain)
 
 
 @contextmanager
-def watched(progress: Progress, what: str, total: int | None = None) -> Any:
-    """What is given to the extension module: it calls it with the JSON of every event."""
+def watched(progress: Progress, unit: str, total: int | None = None) -> Iterator[Callable[[str], object] | None]:
+    """The callback for the extension module, which receives every event as JSON."""
     if callable(progress):
         yield lambda event: progress(json.loads(event))
         return
-    bar = _bar(what, total) if progress else None
+    bar = _bar(unit, total) if progress else None
     if bar is None:
         yield None
         return
@@ -60,8 +60,8 @@ def watched(progress: Progress, what: str, total: int | None = None) -> Any:
         bar.close()
 
 
-def _bar(what: str, total: int | None) -> Any:
-    """That of tqdm where it is installed and somebody looks on."""
+def _bar(unit: str, total: int | None) -> Any:
+    """A tqdm progress bar; None without tqdm, or outside of a terminal or notebook."""
     notebook = "ipykernel" in sys.modules
     if not notebook and not (sys.stderr and sys.stderr.isatty()):
         return None
@@ -69,4 +69,4 @@ def _bar(what: str, total: int | None) -> Any:
         from tqdm.auto import tqdm
     except ImportError:
         return None
-    return tqdm(total=total, desc=what)
+    return tqdm(total=total, desc=unit)

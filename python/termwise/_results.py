@@ -34,7 +34,7 @@ class Result(Mapping[str, Any]):
     array([100.])
     """
 
-    def __init__(self, core: Any) -> None:
+    def __init__(self, core: _core.Found) -> None:
         self._core = core
         self._values: dict[str, Any] = json.loads(core.json())
 
@@ -69,7 +69,8 @@ class Result(Mapping[str, Any]):
 
     def to_dict(self) -> dict[str, Any]:
         """All values as a dict. Numbers that are not finite are None."""
-        return json.loads(self._core.json())
+        values: dict[str, Any] = json.loads(self._core.json())
+        return values
 
     def to_json(self) -> str:
         """JSON, which ``termwise report`` renders."""

@@ -11,8 +11,9 @@ Every causal model whose attention goes through the attention interface of Trans
 refused: one token is computed, and the attention of every layer must have gone through termwise. Padding, sliding windows, static caches and packed sequences (by ``position_ids``)
 are honored as sdpa does. Position biases such as ALiBi and masks that are not causal are refused.
 
-Models written by termwise load with ``AutoModelForCausalLM.from_pretrained`` once this module is imported. Models with a variant of their own have their own ``model_type``,
-so Transformers refuses them if this module is not imported, or imports it with ``trust_remote_code=True``. ``generate`` stores recurrent states in the cache of Transformers, for them and for models changed by :func:`use`.
+Models written by termwise load with ``AutoModelForCausalLM.from_pretrained`` once this module is imported. Models with a variant of their own have their own ``model_type``:
+without this module Transformers raises an error, or imports it with ``trust_remote_code=True``. ``generate`` stores recurrent states in the cache of Transformers, for these models and for
+models changed by :func:`use`.
 """
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ from ._core import Variant
 from ._errors import InputError
 from ._results import Result
 from .torch import attention
-from .torch._attention import _add_extras, _extras_of, register
+from .torch._attention import register
+from .torch.engine.extras import _add_extras, _extras_of
 
 __all__ = ["CacheAudit", "CacheCheck", "audit_cache", "cut", "restore", "spectrum", "truncate", "use", "using"]
 
@@ -47,9 +49,9 @@ KEY = "termwise_attention"
 
 #: The variant string of softmax, as it is recorded.
 _SOFTMAX = str(Variant("softmax"))
-#: What is being measured, while it is.
+#: The running measurement of :func:`spectrum`.
 _meter: Any = None
-#: Modules whose attention was computed here, while that is checked.
+#: Modules whose attention was computed here, during the check of :func:`_switch`.
 _seen: set[torch.nn.Module] | None = None
 
 
@@ -59,7 +61,7 @@ def _mask(
     kv_length: int,
     q_offset: int | Tensor = 0,
     kv_offset: int = 0,
-    mask_function: Callable[..., Tensor] = causal_mask_function,
+    mask_function: Callable[..., Any] = causal_mask_function,
     attention_mask: Tensor | None = None,
     local_size: int | None = None,
     use_vmap: bool = False,
@@ -70,7 +72,7 @@ def _mask(
 
     ``[:, 0, 0]`` is the number of the text of each key, from 1, and 0 for padding. ``[:, 0, 1]`` is the window, 0 without one, and negative if the
     cache has dropped keys before the window. Transformers passes masks of four dimensions on
-    unchanged. Keys are those up to the last query: a cache of fixed size has room for more.
+    unchanged. Keys are those up to the last query, also if a cache of fixed size has room for more.
     """
     start = int(q_offset)
     end, keys = start + q_length, start + q_length - kv_offset
@@ -91,7 +93,7 @@ def _mask(
 
 
 def _layout(own: Callable[..., Any], texts: Tensor, queries: range, kv_offset: int, local_size: int | None) -> tuple[Tensor, int]:
-    """The number of the text of each key and the window of a mask, which is compared with the one that sdpa is given."""
+    """The number of the text of each key and the window of a mask, checked against the mask for sdpa."""
     batch, keys = texts.shape
     key = torch.arange(kv_offset, kv_offset + keys, device=texts.device)
     # Queries in blocks, so that a block of the mask has at most 2^24 entries.
@@ -129,11 +131,11 @@ def _layout(own: Callable[..., Any], texts: Tensor, queries: range, kv_offset: i
 
 
 def _read_mask(mask: Tensor | None, batch: int, keys: int, device: Any) -> tuple[Tensor | None, int | None]:
-    """The number of the text of each key [batch, keys], None if all are of one text, and the window, from what :func:`_mask` made."""
+    """The number of the text of each key [batch, keys], None if all are of one text, and the window, from the mask of :func:`_mask`."""
     if mask is None:
         return None, None
     if mask.ndim != 4 or mask.shape[:3] != (batch, 1, 2) or mask.dtype != torch.long:
-        raise InputError(f"an attention mask of shape {tuple(mask.shape)} cannot be given to termwise: give a mask of padding, [batch, time]")
+        raise InputError(f"an attention mask of shape {tuple(mask.shape)} is not supported: give a padding mask, [batch, time]")
     if mask.shape[3] > keys:
         raise InputError(f"the mask has {mask.shape[3]} keys, and the layer has {keys}")
     mask = mask.to(device)
@@ -141,21 +143,21 @@ def _read_mask(mask: Tensor | None, batch: int, keys: int, device: Any) -> tuple
 
 
 def _boundaries(texts: Tensor) -> list[int]:
-    """Where texts begin in rows that are put one after the other, and where the last one ends."""
+    """Starts of the texts in concatenated rows, and the end of the last one."""
     if bool((texts == 0).any()):
-        raise InputError("packed texts and padding in one batch cannot be given to termwise: leave the padding out")
+        raise InputError("packed texts and padding in one batch are not supported: remove the padding")
     rows = torch.arange(len(texts), device=texts.device)[:, None] * (int(texts.max()) + 1)
     changes = (rows + texts).flatten().diff().nonzero().flatten() + 1
     return [0, *changes.tolist(), texts.numel()]
 
 
 def _padding(seen: Tensor) -> tuple[Tensor, Tensor]:
-    """The length of each row, and the source of each position after padding in front of a text has moved behind it."""
+    """The length of each row, and the source of each position if left padding becomes right padding."""
     time = seen.shape[1]
     lengths, first = seen.sum(1), seen.int().argmax(1)
     last = time - seen.flip(1).int().argmax(1)
     if not bool(((last - first == lengths) | (lengths == 0)).all()):
-        raise InputError("the attention mask has holes: padding may precede or follow a text, not interrupt it")
+        raise InputError("the attention mask has holes: padding must precede or follow a text")
     return lengths, (torch.arange(time, device=seen.device)[None] + first[:, None]) % time
 
 
@@ -168,7 +170,7 @@ def _moved_back(x: Tensor, shift: Tensor) -> Tensor:
 
 
 def _variant(module: torch.nn.Module, scaling: float, dim: int, sliding: int | None, cap: float | None) -> tuple[str, ...]:
-    """The variants of a layer's heads: those that were asked for, otherwise softmax; with the scale, window and cap that the model has, unless they say their own."""
+    """The variants of a layer's heads: the recorded ones, otherwise softmax; with scale, window and cap of the model unless a variant has its own."""
     usual = dim**-0.5
     own = {
         "scale": None if abs(scaling - usual) < 1e-9 * usual else repr(scaling),
@@ -197,7 +199,7 @@ def _recorded(module: torch.nn.Module) -> tuple[str, ...] | None:
 
 
 def _with_sink(text: str) -> str:
-    """The variant with a sink in its denominator, as gpt-oss has."""
+    """The variant with a sink in its denominator, as in gpt-oss."""
     words = text.split()
     over = next((i for i, word in enumerate(words) if word.startswith("over=")), None)
     if over is None:
@@ -241,9 +243,9 @@ def _attention(
     """q [batch, heads, time, dim], k and v [batch, kv_heads, keys, dim]; y [batch, time, heads, dim]."""
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
     if not causal or position_bias is not None:
-        raise InputError(f"{type(module).__name__} is not causal attention without a position bias: termwise cannot compute it")
+        raise InputError(f"{type(module).__name__} is not causal or has a position bias: termwise does not compute it")
     if dropout:
-        raise InputError(f"termwise does not drop attention weights, and {type(module).__name__} has dropout {dropout}: set the attention dropout of the config to 0")
+        raise InputError(f"{type(module).__name__} has attention dropout {dropout}, which termwise does not support: set the attention dropout of the config to 0")
     if getattr(getattr(module, "config", None), "attention_variant", None) is not None:
         raise InputError(
             f"the config has the attention variant of a model written by termwise, and {type(module).__name__} would compute softmax: load it with AutoModelForCausalLM.from_pretrained"
@@ -251,24 +253,24 @@ def _attention(
     if _seen is not None:
         _seen.add(module)
     elif "_termwise_hook" not in module.__dict__:
-        # A model that was loaded with a recorded variant: states are stored from the next text on.
+        # The model was loaded with a recorded variant: states are stored from the next sequence on.
         _install(module)
     batch, heads, time, dim = query.shape
-    # Taken from the module, so that it keeps no state after the call.
+    # Removed from the module, which keeps no state after the call.
     held = module.__dict__.pop("_held", None)
     seen = held.seen if held is not None else 0
     texts, window = _read_mask(attention_mask, batch, seen + key.shape[2], query.device)
     keys = key.shape[2] if held is not None or texts is None else texts.shape[1]
     key, value = key[:, :, :keys], value[:, :, :keys]
     if held is None and time < keys:
-        # The outputs of positions before the first query are not used.
+        # Outputs before the first query are discarded.
         query = torch.cat([query.new_zeros(batch, heads, keys - time, dim), query], 2)
     scaling = dim**-0.5 if scaling is None else float(scaling)
     if window is not None and window < 0:
         window = -window
         if any(text != _SOFTMAX for text in _recorded(module) or ()):
             raise InputError("the cache has dropped keys before the window of the model, which the variant may read: leave out cache_implementation, and decode under torch.no_grad()")
-    # A state begins before it is known how long the text becomes.
+    # A state starts before the length of the text is known.
     shows = window is not None and (held is not None or window < keys)
     variants = _variant(module, scaling, dim, window if shows else None, softcap)
     extras = {}
@@ -277,20 +279,21 @@ def _attention(
         extras["sink"] = s_aux
     q, k, v = (x.transpose(1, 2) for x in (query, key, value))
     variant = variants[0] if len(variants) == 1 else variants
-    packed = texts is not None and bool((texts > 1).any())
+    packed = texts if texts is not None and bool((texts > 1).any()) else None
     lengths = shift = None
-    if texts is not None and not packed and bool((texts == 0).any()):
+    if texts is not None and packed is None and bool((texts == 0).any()):
         lengths, shift = _padding(texts[:, -q.shape[1] :].bool())
         q, k, v = (_moved(x, shift) for x in (q, k, v))
     if held is not None:
-        if packed or cu_seq_lens_q is not None:
-            raise InputError("a chunk or a packed text begins inside a row, and states do not begin again: compute it with use_cache=False")
+        if packed is not None or cu_seq_lens_q is not None:
+            raise InputError("packed texts and chunked attention are not supported with a cache: set use_cache=False")
         y = held.extend(_layer(variant, heads, k.shape[2], dim, v.shape[3], None), (q, k, v), extras, lengths)
         return (y if shift is None else _moved_back(y, shift)), None
-    if packed:
-        boundaries = _boundaries(texts)
+    if packed is not None:
+        boundaries = _boundaries(packed)
         _check_packed(cu_seq_lens_q, boundaries)
-        y = attention(*(x.reshape(1, -1, *x.shape[2:]) for x in (q, k, v)), variant, cu_seqlens=boundaries, **extras)
+        q, k, v = (x.reshape(1, -1, *x.shape[2:]) for x in (q, k, v))
+        y = attention(q, k, v, variant, output_final_state=False, cu_seqlens=boundaries, **extras)
         return y.reshape(batch, keys, *y.shape[2:])[:, keys - time :].contiguous(), None
     _check_packed(cu_seq_lens_q, range(0, (batch + 1) * keys, keys))
     lengths = None if lengths is None else lengths.clamp(min=1)
@@ -298,7 +301,7 @@ def _attention(
         layer = _layer(variant, heads, k.shape[2], dim, v.shape[3], None)
         given = [_array(x) for x in (q, k, v)]
         _meter.see(module.layer_idx, layer._core, (*given, [_array(x) for x in extras.values()], None if lengths is None else lengths.tolist(), None))
-    y = attention(q, k, v, variant, lengths=lengths, **extras)
+    y = attention(q, k, v, variant, output_final_state=False, lengths=lengths, **extras)
     if shift is not None:
         y = _moved_back(y, shift)
     return y[:, keys - time :].contiguous(), None
@@ -309,7 +312,7 @@ AttentionMaskInterface.register(NAME, _mask)
 
 
 class StateLayer(CacheLayerMixin):
-    """A layer of transformers' cache that holds a state of ours in the place of keys and values: of constant size where the variant allows it."""
+    """A layer of a Transformers cache with a recurrent state of termwise, of constant size if the variant allows it, instead of keys and values."""
 
     is_sliding = False
 
@@ -318,12 +321,12 @@ class StateLayer(CacheLayerMixin):
         self.is_initialized = True
         self.state: State | None = None
         self.seen = 0
-        #: Positions were computed with gradients, which a state does not carry, and were not taken in.
+        #: Whether positions were computed with gradients, which the state does not contain.
         self.skipped = False
 
     @classmethod
     def of(cls, cache: Any, index: int) -> StateLayer | None:
-        """That of a cache, put there if nothing was kept in that layer yet; None where the cache keeps keys, or is of another kind."""
+        """The state layer of a cache, created if the layer is empty; None if the layer has keys or the cache has another type."""
         if type(cache) is not DynamicCache:
             return None
         while len(cache.layers) <= index:
@@ -336,11 +339,11 @@ class StateLayer(CacheLayerMixin):
         return held
 
     def extend(self, layer: Layer, x: tuple[Tensor, ...], extras: Mapping[str, Tensor], lengths: Tensor | None) -> Tensor:
-        """Takes positions in, [batch, time, heads, dim], and gives y for each."""
+        """Process positions [batch, time, heads, dim] and return their outputs."""
         batch, time = x[0].shape[:2]
         self._refuse_skipped()
         if lengths is not None and time > 1 and bool((lengths == 0).any()):
-            raise InputError("a row has nothing but padding: leave it out")
+            raise InputError("a row contains only padding: remove it")
         if self.state is None:
             self.state = layer.state(batch)
         arrays = [_array(t) for t in x]
@@ -350,15 +353,15 @@ class StateLayer(CacheLayerMixin):
         return torch.from_numpy(y).to(x[0])
 
     def skip(self, time: int) -> None:
-        """Positions were computed with gradients and are not taken in: the cache cannot be continued."""
+        """Count positions that were computed with gradients. The cache cannot be continued after them."""
         if self.seen and not self.skipped:
-            raise InputError("a state carries no gradients: continue a text under torch.no_grad(), or compute the whole text with use_cache=False")
+            raise InputError("a state has no gradients: continue a text under torch.no_grad(), or compute the whole text with use_cache=False")
         self._refuse_skipped()
         self.seen, self.skipped = self.seen + time, True
 
     def _refuse_skipped(self) -> None:
         if self.skipped:
-            raise InputError("this cache was made while gradients were computed, which states do not carry: compute the text before under torch.no_grad()")
+            raise InputError("this cache was filled while gradients were computed, and states have no gradients: compute the earlier text under torch.no_grad()")
 
     def _select(self, rows: list[int]) -> None:
         if self.state is not None and rows != list(range(self.state.batch)):
@@ -367,7 +370,7 @@ class StateLayer(CacheLayerMixin):
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None: ...
 
     def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
-        # The state takes them in when attention is computed.
+        # Attention adds them to the state.
         return key_states, value_states
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
@@ -388,7 +391,7 @@ class StateLayer(CacheLayerMixin):
 
     def crop(self, tokens_to_remove: int) -> None:
         if tokens_to_remove:
-            raise InputError(f"a state cannot go back by {abs(tokens_to_remove)} positions: generate without an assistant")
+            raise InputError(f"a state cannot remove its last {abs(tokens_to_remove)} positions: generate without an assistant model")
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
         self._select(beam_idx.tolist())
@@ -402,9 +405,9 @@ class StateLayer(CacheLayerMixin):
             self._select(torch.arange(self.state.batch, device=indices.device)[indices].tolist())
 
 
-def _hold(module: torch.nn.Module, _: Any, kwargs: dict[str, Any]) -> None:
-    """Before a layer runs whose attention was changed: where text is generated, a state is kept instead of keys."""
-    # GPT-NeoX and some of its kin call it layer_past.
+def _hold(module: Any, _: Any, kwargs: dict[str, Any]) -> None:
+    """Pre-forward hook of changed layers: provides the state layer of the cache during generation."""
+    # GPT-NeoX and related models call it layer_past.
     cache = kwargs.get("past_key_values", kwargs.get("layer_past"))
     ours = module.config._attn_implementation == NAME and not torch.is_grad_enabled()
     held = StateLayer.of(cache, module.layer_idx) if cache is not None and ours else None
@@ -413,18 +416,24 @@ def _hold(module: torch.nn.Module, _: Any, kwargs: dict[str, Any]) -> None:
 
 
 class TermwiseAttention:
-    """The attention of a model that termwise has written, on top of its family's: any variant, with its gates and parameters, rotated and remembered by termwise."""
+    """Attention of a model written by termwise, as a mixin of its family's class: any variant with its gates and parameters. termwise applies RoPE and stores states."""
 
-    #: Families whose norms keep their weights less one.
+    #: Whether checkpoints of the family store norm weights minus one.
     less_one = False
+    #: Those of the family's class.
+    q_proj: Any
+    k_proj: Any
+    v_proj: Any
+    o_proj: Any
+    layer_idx: int
 
     def __init__(self, config: Any, layer_idx: int) -> None:
         super().__init__(config, layer_idx)  # type: ignore[call-arg]
-        # The mask then comes as padding.
+        # The mask is then that of _mask.
         config._attn_implementation = NAME
         self.layer = Layer._of(config.to_json_string(use_diff=False), layer_idx)
         self.key = register(self.layer)
-        # Norms of q and k are the variant's own.
+        # The variant has its own norms of q and k.
         for name in ("q_norm", "k_norm"):
             self.__dict__["_modules"].pop(name, None)
         _add_extras(self, self.layer, config.hidden_size, {})  # type: ignore[arg-type]
@@ -451,20 +460,20 @@ class TermwiseAttention:
         cu_seq_lens_q: Tensor | None = None,
         **_: Any,
     ) -> tuple[Tensor, None]:
-        # GPT-NeoX has another name for it.
+        # GPT-NeoX calls it layer_past.
         past_key_values = layer_past if past_key_values is None else past_key_values
         batch, time = hidden_states.shape[:2]
         x, lengths, shift, boundaries = hidden_states, None, None, None
         held = None if past_key_values is None else StateLayer.of(past_key_values, self.layer_idx)
         if past_key_values is not None and held is None:
-            raise InputError(f"a {type(past_key_values).__name__} cannot hold states: leave out past_key_values and cache_implementation")
+            raise InputError(f"a {type(past_key_values).__name__} cannot store states: leave out past_key_values and cache_implementation")
         # The window is part of the variant.
         texts, _window = _read_mask(attention_mask, batch, (0 if held is None else held.seen) + time, x.device)
         texts = None if texts is None else texts[:, -time:]
         _check_positions(position_ids, texts)
         if texts is not None and bool((texts > 1).any()):
             if held is not None:
-                raise InputError("a chunk or a packed text begins inside a row, and states do not begin again: compute it with use_cache=False")
+                raise InputError("packed texts and chunked attention are not supported with a cache: set use_cache=False")
             boundaries = _boundaries(texts)
             x = x.reshape(1, batch * time, -1)
         elif texts is not None and bool((texts == 0).any()):
@@ -479,7 +488,7 @@ class TermwiseAttention:
             held.skip(time)
             held = None
         if held is None:
-            y = attention(q, k, v, self.key, lengths=None if lengths is None else lengths.clamp(min=1), cu_seqlens=boundaries, **extras)
+            y = attention(q, k, v, self.key, output_final_state=False, lengths=None if lengths is None else lengths.clamp(min=1), cu_seqlens=boundaries, **extras)
         else:
             y = held.extend(self.layer, (q, k, v), extras, lengths)
         y = y.reshape(batch, time, -1)
@@ -502,7 +511,7 @@ def _check_positions(position_ids: Tensor | None, texts: Tensor | None) -> None:
     if bool(jumps.any()):
         raise InputError(
             "position_ids must grow by one within a text. Transformers finds packed texts by position_ids if there is no attention_mask and use_cache=False; "
-            "termwise computes no other positions"
+            "termwise supports no other positions"
         )
 
 
@@ -518,12 +527,12 @@ class TermwiseModel:
         self.post_init()  # type: ignore[attr-defined]
 
     def save_pretrained(self, save_directory: Any, *args: Any, is_main_process: bool = True, **kwargs: Any) -> Any:
-        """Save as Transformers does, with a file that loads or names termwise where ``termwise.hf`` is not imported."""
+        """Save as Transformers does, with a module that imports termwise, or raises an error that names it, if ``termwise.hf`` is not imported."""
         config, names = self.config, {"AutoConfig": self.config_class, "AutoModelForCausalLM": type(self)}  # type: ignore[attr-defined]
         config.attn_implementation = NAME
         config.auto_map = {auto: f"{Path(_core.LOADER_FILE).stem}.{own.__name__}" for auto, own in names.items()}
         if is_main_process and not Path(save_directory).is_file():
-            # First, so that it is uploaded with the rest.
+            # Written first, so it is uploaded with the other files.
             Path(save_directory).mkdir(parents=True, exist_ok=True)
             (Path(save_directory) / _core.LOADER_FILE).write_text(_core.LOADER_SOURCE)
         try:
@@ -533,10 +542,10 @@ class TermwiseModel:
 
     @classmethod
     def register_for_auto_class(cls, auto_class: str = "AutoModelForCausalLM") -> None:
-        """Nothing: Transformers would write this package's source into saved folders."""
+        """Do nothing: Transformers would write the source of this package into saved folders."""
 
 
-#: The families that termwise writes: ``model_type``, module, and how names of its classes begin.
+#: The families that termwise writes: ``model_type``, module, and prefix of the class names.
 FAMILIES = {
     "llama": ("llama", "Llama"),
     "mistral": ("mistral", "Mistral"),
@@ -553,14 +562,14 @@ FAMILIES = {
 
 
 def _register_family(model_type: str, place: str, prefix: str) -> None:
-    """Classes for ``termwise_{model_type}``, under their names in this module; those of transformers stay as they are."""
+    """Define and register classes for ``termwise_{model_type}`` in this module. Classes of Transformers are not changed."""
     module, config = importlib.import_module(f"transformers.models.{place}.modeling_{place}"), CONFIG_MAPPING[model_type]
 
     def make(name: str, bases: tuple[type, ...], **members: Any) -> Any:
         globals()[name] = made = type(name, bases, {"__module__": __name__, **members})
         return made
 
-    # Transformers would write this package's source into saved folders of classes registered for an auto class.
+    # Transformers would write the source of this package into saved folders of classes registered for an auto class.
     unregistered = classmethod(lambda cls, auto_class="AutoConfig": None)
     own = make(f"Termwise{config.__name__}", (config,), model_type=f"termwise_{model_type}", register_for_auto_class=unregistered)
     attention_class = make(f"Termwise{prefix}Attention", (TermwiseAttention, getattr(module, f"{prefix}Attention")), less_one=place.startswith("gemma"))
@@ -569,7 +578,7 @@ def _register_family(model_type: str, place: str, prefix: str) -> None:
     AutoConfig.register(own.model_type, own)
     AutoModelForCausalLM.register(own, model)
 
-    # Files that were written under the family's own model_type, with a variant.
+    # Files of earlier versions have a variant under the model_type of the family.
     class Kind(type(config)):  # type: ignore[misc]
         def __instancecheck__(cls, instance: Any) -> bool:
             return isinstance(instance, config)
@@ -596,7 +605,7 @@ for _type, (_place, _prefix) in FAMILIES.items():
 
 def _attentions(model: PreTrainedModel) -> dict[int, torch.nn.Module]:
     """The attention of each layer."""
-    found = {}
+    found: dict[int, torch.nn.Module] = {}
     for name, module in model.named_modules():
         index = getattr(module, "layer_idx", None)
         if index is not None and any(word in type(module).__name__ for word in ("Attention", "Attn")):
@@ -612,7 +621,7 @@ def _attentions(model: PreTrainedModel) -> dict[int, torch.nn.Module]:
 
 
 def _install(module: torch.nn.Module) -> None:
-    """Stores states instead of keys while text is generated, and keeps the implementation in files that are written."""
+    """Store states instead of keys during generation, and record the implementation in saved configs."""
     _uninstall(module)
     module.__dict__["_termwise_hook"] = module.register_forward_pre_hook(_hold, with_kwargs=True)
     module.config.attn_implementation = NAME
@@ -679,7 +688,7 @@ def use(model: PreTrainedModel, variant: Variants | Mapping[int, Variants] | Non
 
 
 def restore(model: PreTrainedModel) -> PreTrainedModel:
-    """Undo :func:`use`: the model computes its own attention again, with the implementation that it had before."""
+    """Undo :func:`use`: restore the attention implementation that the model had before."""
     modules = _attentions(model)
     before = model.__dict__.pop("_termwise_before", None)
     if before is None or before == NAME:
@@ -691,7 +700,7 @@ def restore(model: PreTrainedModel) -> PreTrainedModel:
 
 @contextmanager
 def using(model: PreTrainedModel, variant: Variants | Mapping[int, Variants] | None) -> Iterator[PreTrainedModel]:
-    """:func:`use` within a ``with`` block. Afterwards the model is as before.
+    """:func:`use` within a ``with`` block. The model is restored afterwards.
 
         with termwise.hf.using(model, "taylor=0..4"):
             loss = model(ids, labels=ids).loss
@@ -714,7 +723,7 @@ def _record(model: PreTrainedModel, modules: Mapping[int, torch.nn.Module]) -> t
 
 
 def _set_layers(modules: Mapping[int, torch.nn.Module], layers: Any) -> None:
-    """Record the variants of all layers, or remove the record. Modules without a config do not use the interface, and :func:`_switch` refuses them."""
+    """Record the variants of all layers, or remove the record. Modules without a config do not use the interface, and :func:`_switch` raises for them."""
     for module in modules.values():
         config = getattr(module, "config", None)
         if config is not None and layers is not None:
@@ -736,7 +745,7 @@ def _put_back(model: PreTrainedModel, modules: Mapping[int, torch.nn.Module], be
 
 @contextmanager
 def _evaluating(model: PreTrainedModel) -> Iterator[None]:
-    """Without dropout, and afterwards as before."""
+    """Evaluation mode within a ``with`` block; the previous modes are restored."""
     training = [module for module in model.modules() if module.training]
     model.eval()
     try:
@@ -747,7 +756,7 @@ def _evaluating(model: PreTrainedModel) -> Iterator[None]:
 
 
 def _switch(model: PreTrainedModel, modules: Mapping[int, torch.nn.Module]) -> None:
-    """Our attention in every layer; computes one token, and raises where a layer did not use it."""
+    """Use termwise in every layer. Computes one token, and raises if a layer did not use termwise."""
     global _seen
     model.set_attn_implementation(NAME)
     missing = {} if model.config._attn_implementation == NAME else dict(modules)
@@ -762,14 +771,14 @@ def _switch(model: PreTrainedModel, modules: Mapping[int, torch.nn.Module]) -> N
     if missing:
         classes = ", ".join(sorted({type(module).__name__ for module in missing.values()}))
         raise InputError(
-            f"{len(missing)} of {len(modules)} layers of this {type(model).__name__} ({classes}) do not take their attention from transformers' attention interface: "
-            "termwise cannot take its place"
+            f"{len(missing)} of {len(modules)} layers of this {type(model).__name__} ({classes}) do not use the attention interface of Transformers: "
+            "termwise cannot replace their attention"
         )
 
 
 @contextmanager
 def _switched(model: PreTrainedModel) -> Iterator[None]:
-    """Compute attention with termwise within a ``with`` block. Afterwards the model is as before."""
+    """Compute attention with termwise within a ``with`` block. The model is restored afterwards."""
     modules = _attentions(model)
     before = _record(model, modules)
     try:
@@ -783,14 +792,14 @@ def _switched(model: PreTrainedModel) -> Iterator[None]:
 def _windows(model: PreTrainedModel, text: Any, tokenizer: Any, length: int | None, tokens: int) -> list[Tensor]:
     if isinstance(text, str):
         if tokenizer is None:
-            raise InputError("a text needs the model's tokenizer: give tokenizer=…, or token ids")
+            raise InputError("a string needs a tokenizer: give tokenizer=, or token ids")
         text = tokenizer(text)["input_ids"]
     ids = torch.as_tensor(text)
     if ids.is_floating_point() and ids.numel():
-        raise InputError(f"token ids are whole numbers, found {ids.dtype}")
+        raise InputError(f"token ids must be integers, found {ids.dtype}")
     ids = ids.to("cpu", torch.long).flatten()[:tokens]
     if ids.numel() == 0:
-        raise InputError("there is no text to look at")
+        raise InputError("the text is empty")
     most = getattr(model.config, "max_position_embeddings", None) or 1024
     return list(ids.split(length or min(1024, most)))
 
@@ -807,9 +816,31 @@ def spectrum(
     seed: int = 1,
     max_order: int = 32,
 ) -> Result:
-    """The terms of the exponential series inside a model, as :meth:`termwise.Model.spectrum` gives them.
+    """Measure how many terms of the exponential series each head of a model needs, as :meth:`termwise.Model.spectrum`.
 
-    text: with its tokenizer, or token ids.
+    Parameters
+    ----------
+    model : PreTrainedModel
+        A causal model, as for :func:`use`.
+    text : str, sequence of int or Tensor
+        A text with its tokenizer, or token ids.
+    tokenizer : optional
+        The tokenizer of the model, if ``text`` is a string.
+    length : int, optional
+        Tokens per context. Default: the context length of the model, at most 1024.
+    tokens : int
+        Largest number of tokens.
+    queries : int or None
+        Sampled queries per context; None for all.
+    seed : int
+        Seed of the sample.
+    max_order : int
+        Highest order.
+
+    Returns
+    -------
+    Result
+        ``layers.heads`` with entropies, shares of the orders and truncation errors.
     """
     global _meter
     windows = _windows(model, text, tokenizer, length, tokens)
@@ -855,7 +886,7 @@ def truncate(
     length : int, optional
         Tokens per context. Default: the context length of the model, at most 1024.
     tokens : int
-        Tokens to read at most.
+        Largest number of tokens.
 
     Returns
     -------

@@ -143,7 +143,7 @@ def test_a_trained_module_decodes():
 def test_scale():
     q, k, v = torch.randn(3, 1, 6, 2, 4)
     assert torch.equal(attention(q, k, v, scale=0.25), attention(q, k, v, "softmax scale=0.25"))
-    with pytest.raises(ValueError, match="has a scale of its own"):
+    with pytest.raises(ValueError, match="already has a scale"):
         attention(q, k, v, "softmax scale=0.5", scale=0.25)
 
 

@@ -81,7 +81,7 @@ def torchrun(processes: int, *words: str) -> None:
 def weights(run: Path) -> dict[str, np.ndarray]:
     core = termwise._core.load_model(str(run), None)
     found = {}
-    for name, shape, _ in termwise.torch.model.Outline.read(termwise._core.model_of_config(core.config_json, 8)[0]).tensors:
+    for name, shape, _ in termwise.torch.model.Outline.read(termwise._core.model_of_config(core.config, 8)[0]).tensors:
         found[name] = np.empty(shape, np.float32)
         core.copy_tensor(name, found[name])
     return found

@@ -1,16 +1,16 @@
-//! Arrays of Python as slices, without copies where they lie in rows; all unsafe code of this crate.
+//! Python arrays as slices, without copies if rows are contiguous and equally spaced. All unsafe code of this crate.
 //!
-//! Buffers stay exported while a call runs, so that their memory stays where it is, and calls run without the interpreter's lock. As with
-//! NumPy's own functions, whoever changes an input in another thread meanwhile gets numbers that are a mixture.
+//! Buffers are exported during a call, so their memory stays valid without the GIL. As in NumPy, an input that another thread changes during the call
+//! gives an undefined mixture of old and new values.
 
 use pyo3::buffer::{Element, PyBuffer};
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use termwise_attention::{Real, Rows};
 
-/// A number type of both sides.
+/// A number type of Rust and NumPy.
 pub trait Number: Real + Element {
-    /// As NumPy calls it.
+    /// Its name in NumPy.
     const NAME: &'static str;
 }
 
@@ -22,16 +22,16 @@ impl Number for f64 {
     const NAME: &'static str = "float64";
 }
 
-/// An array that is read.
+/// An input array.
 pub struct Tensor<R: Number> {
     shape: Vec<usize>,
     held: Held<R>,
 }
 
 enum Held<R: Number> {
-    /// The array's own memory; rows of that width lie that far apart.
+    /// The memory of the array, and the distance between rows in values.
     Rows(PyBuffer<R>, usize),
-    /// In another order than by rows.
+    /// A copy in row order.
     Copied(Vec<R>),
 }
 
@@ -49,7 +49,7 @@ fn buffer<R: Number>(name: &str, array: &Bound<'_, PyAny>) -> PyResult<PyBuffer<
 }
 
 impl<R: Number> Tensor<R> {
-    /// An array whose rows, of all but the first two dimensions, are to be read; copied only where these do not lie equally far apart.
+    /// An input array. Rows consist of all but the first two dimensions; the array is copied if they are not equally spaced.
     pub fn rows(py: Python<'_>, name: &str, array: &Bound<'_, PyAny>) -> PyResult<Tensor<R>> {
         let buffer = buffer::<R>(name, array)?;
         let shape = buffer.shape().to_vec();
@@ -60,7 +60,7 @@ impl<R: Number> Tensor<R> {
         Ok(Tensor { shape, held })
     }
 
-    /// Its sizes.
+    /// The shape.
     pub fn shape(&self) -> &[usize] {
         &self.shape
     }
@@ -69,7 +69,7 @@ impl<R: Number> Tensor<R> {
         self.shape.iter().skip(2).product()
     }
 
-    /// Its rows.
+    /// The rows.
     pub fn as_rows(&self) -> Rows<'_, R> {
         match &self.held {
             Held::Copied(values) => Rows::from(&values[..]),
@@ -83,18 +83,18 @@ impl<R: Number> Tensor<R> {
         }
     }
 
-    /// From the first value on.
+    /// The values from the first to the last row.
     fn values<'a>(&'a self, buffer: &'a PyBuffer<R>, len: usize) -> &'a [R] {
         if buffer.item_count() == 0 {
             return &[];
         }
-        // SAFETY: the exporter says that rows of `width` values lie `stride` apart from this address on; `len` ends with the last of them.
+        // SAFETY: the exporter guarantees rows of `width` values, `stride` apart, from this address on; `len` ends with the last row.
         // `PyBuffer::get` has checked alignment, and memory stays while the buffer is held.
         unsafe { std::slice::from_raw_parts(buffer.buf_ptr().cast::<R>(), len) }
     }
 }
 
-/// From one row to the next, in values, where rows of all but the first two dimensions are contiguous and lie equally far apart.
+/// The distance between rows in values; None if rows, which are all but the first two dimensions, are not contiguous or not equally spaced.
 fn row_stride(shape: &[usize], strides: &[isize], size: usize) -> Option<usize> {
     let mut width = 1;
     for (&len, &stride) in shape.iter().zip(strides).skip(2).rev() {
@@ -114,7 +114,7 @@ fn row_stride(shape: &[usize], strides: &[isize], size: usize) -> Option<usize> 
     (stride >= width).then_some(stride)
 }
 
-/// A contiguous array that is read; copied where it is not.
+/// A contiguous input array; other arrays are copied.
 pub fn flat<R: Number>(py: Python<'_>, name: &str, array: &Bound<'_, PyAny>) -> PyResult<Flat<R>> {
     let buffer = buffer::<R>(name, array)?;
     Ok(if buffer.is_c_contiguous() { Flat::Own(buffer) } else { Flat::Copied(buffer.to_vec(py)?) })
@@ -136,14 +136,14 @@ impl<R: Number> Flat<R> {
     }
 }
 
-/// A contiguous array that is written, of which no other is part: see [`apart`].
+/// A contiguous output array. [`apart`] checks that no other array shares its memory.
 pub struct Output<R: Number>(PyBuffer<R>);
 
 impl<R: Number> Output<R> {
     pub fn new(name: &str, array: &Bound<'_, PyAny>) -> PyResult<Output<R>> {
         let buffer = buffer::<R>(name, array)?;
         if buffer.readonly() || !buffer.is_c_contiguous() {
-            return Err(crate::errors::input(format!("{name} is written to: give an array that is contiguous and not read-only")));
+            return Err(crate::errors::input(format!("{name} is an output: give a contiguous array that is not read-only")));
         }
         Ok(Output(buffer))
     }
@@ -162,7 +162,7 @@ impl<R: Number> Output<R> {
     }
 }
 
-/// Refuses outputs that share memory with each other or with inputs.
+/// Rejects outputs that share memory with each other or with inputs.
 pub fn apart<'a, R: Number + 'a>(
     outputs: impl IntoIterator<Item = &'a Output<R>>,
     rows: &'a [Tensor<R>],
@@ -174,7 +174,7 @@ pub fn apart<'a, R: Number + 'a>(
     let read = read.map(|values| (values.as_ptr() as usize, values.as_ptr() as usize + size_of_val(values)));
     let shared = |(from, to): (usize, usize)| written.iter().any(|&(first, last)| from < last && first < to);
     if written.windows(2).any(|pair| pair[0].1 > pair[1].0) || read.filter(|(from, to)| from < to).any(shared) {
-        return Err(crate::errors::input("an array that is written shares memory with another one: give outputs arrays of their own"));
+        return Err(crate::errors::input("an output shares memory with another array: give it memory of its own"));
     }
     Ok(())
 }

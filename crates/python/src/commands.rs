@@ -1,4 +1,4 @@
-//! Long work: training, sweeps, reproductions, the separation; and the program itself.
+//! Training, sweeps, reproductions, the separation theorem, and the command-line program.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -23,13 +23,13 @@ use termwise_train::{Error, PlannedRun, RunOptions, TrainRequest, train as train
 use crate::engine::torch;
 use crate::errors::{runtime, value};
 use crate::result::{Found, provenance};
-use crate::threads::{Watch, compute, get_threads, supervise};
+use crate::threads::{Watch, get_threads, supervise};
 
 pub fn parsed<T: for<'a> Deserialize<'a>>(text: &str) -> PyResult<T> {
-    serde_json::from_str(text).map_err(|error| crate::errors::input(format!("an argument cannot be used: {error}")))
+    serde_json::from_str(text).map_err(|error| crate::errors::input(format!("invalid argument: {error}")))
 }
 
-/// What the caller has said wrong, or work that failed.
+/// Errors of training: invalid arguments, or failures.
 fn training(error: Error) -> PyErr {
     match error {
         Error::Sweep { .. } => value(error),
@@ -39,13 +39,13 @@ fn training(error: Error) -> PyErr {
     }
 }
 
-/// The program, called by these words and started again by those; gives its exit code.
+/// Runs the program with the arguments `args` and returns its exit code; `again` is the command that starts it for child processes.
 #[pyfunction]
 pub fn main(py: Python<'_>, args: Vec<OsString>, again: Vec<OsString>) -> u8 {
     py.detach(|| termwise::run(args, Some(again)))
 }
 
-/// Every setting of training: its name, its type (count, number, switch, text, list or attention), its group and its meaning.
+/// Every setting of training: name, type (count, number, switch, text, list or attention), group and description.
 #[pyfunction]
 pub fn settings() -> Vec<(&'static str, &'static str, &'static str, &'static str)> {
     let kind = |kind| match kind {
@@ -68,18 +68,18 @@ struct Train {
     resume: bool,
     overwrite: bool,
     cache: Option<PathBuf>,
-    /// Files with settings, below those.
+    /// Files with settings, which `settings` override.
     #[serde(default)]
     files: Vec<PathBuf>,
-    /// Exactly this checkpoint.
+    /// The checkpoint to resume from.
     #[serde(default)]
     checkpoint: Option<PathBuf>,
-    /// Whether warnings and the like go to standard error.
+    /// Whether to print warnings to standard error.
     #[serde(default)]
     remarks: bool,
 }
 
-/// Trains a model; the callback gets every line of `metrics.jsonl`. With an engine, a factory of learners and a collective, these compute.
+/// Trains a model. The callback receives every line of `metrics.jsonl`. `engine` is a factory of learners and a collective, as in [`crate::engine::torch`].
 #[pyfunction]
 #[pyo3(signature = (options, callback, engine=None))]
 pub fn train(
@@ -128,15 +128,15 @@ pub fn train(
     })
 }
 
-/// Runs the training, and tells what it appends to `metrics.jsonl` meanwhile.
+/// Runs the training, and reports every line that it appends to `metrics.jsonl`.
 fn told<T>(folder: &Path, watch: &Watch, work: impl FnOnce() -> T) -> T {
     let (over, mut tail) = (AtomicBool::new(false), Tail::from_end(folder, 0));
     std::thread::scope(|scope| {
         scope.spawn(|| {
             loop {
-                // Asked before reading, so that nothing that was written before the end is missed.
+                // Loaded before reading, so the last lines are not missed.
                 let last = over.load(Ordering::Acquire);
-                // A file that cannot be read now may be readable the next time.
+                // A failed read is repeated.
                 let lines = tail.read().unwrap_or_default().lines;
                 lines.into_iter().flatten().filter_map(|line| serde_json::to_value(line).ok()).for_each(|event| watch.tell(event));
                 if last {
@@ -145,13 +145,13 @@ fn told<T>(folder: &Path, watch: &Watch, work: impl FnOnce() -> T) -> T {
                 std::thread::sleep(Duration::from_millis(50));
             }
         });
-        // Also where the work panics: the scope waits for the thread.
+        // The scope waits for the thread, also after a panic.
         let _end = SetOnDrop(&over);
         work()
     })
 }
 
-/// Sets a flag however a scope is left.
+/// Sets a flag when it is dropped.
 struct SetOnDrop<'a>(&'a AtomicBool);
 
 impl Drop for SetOnDrop<'_> {
@@ -185,7 +185,7 @@ fn event(plan: &Plan, event: &Event) -> Value {
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct SweepOptions {
-    /// A file, or what stands in it.
+    /// A file, or its content.
     file: Option<PathBuf>,
     plan: Option<toml::Table>,
     folder: PathBuf,
@@ -270,7 +270,7 @@ struct SeparationOptions {
     seed: u64,
 }
 
-/// Where softmax attention tells a spike from none and linear attention cannot.
+/// Reproduces the softmax/linear separation theorem.
 #[pyfunction]
 pub fn run_separation(py: Python<'_>, options: &str, callback: Option<&Bound<'_, PyAny>>) -> PyResult<Found> {
     let SeparationOptions { networks, n, d, m, a1, cross, bridge, draws, seed } = parsed(options)?;
@@ -281,11 +281,4 @@ pub fn run_separation(py: Python<'_>, options: &str, callback: Option<&Bound<'_,
         let found = separation::run(&request, &mut |done, of| watch.tell(json!({ "done": done, "of": of })));
         Ok(Found::of(&found.map_err(value)?))
     })
-}
-
-/// All presets and parts.
-#[pyfunction]
-pub fn catalogue(py: Python<'_>) -> PyResult<Found> {
-    let all = compute(py, || termwise_analysis::variants::catalogue(Default::default()))?;
-    Ok(Found::of(&all.map_err(value)?))
 }

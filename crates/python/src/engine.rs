@@ -1,5 +1,5 @@
-//! PyTorch as an engine of training: Rust keeps the loop, the data, the metrics and the checkpoints; a `Learner` in Python has the model and its optimizer
-//! (`termwise.torch.train.learner`), and a `Collective` the words between processes.
+//! PyTorch as an engine of training. Rust has the training loop, the data, the metrics and the checkpoints. A `Learner` in Python has the model and its optimizer
+//! (`termwise.torch.train.learner`), and a `Collective` communicates between processes.
 
 use std::fmt;
 use std::path::Path;
@@ -21,13 +21,13 @@ use termwise_train::{AdamW, Collective, Error, Result, Settings};
 use crate::arrays::{Output, flat};
 use crate::errors::value;
 
-/// PyTorch, with learners that `factory(config, settings)` makes, and the ranks of a Python `Collective`.
+/// The PyTorch engine: `factory(config, settings)` returns a learner, `collective` is a Python `Collective`.
 pub fn torch(py: Python<'_>, factory: Py<PyAny>, collective: Py<PyAny>) -> PyResult<(Arc<dyn Engine>, Arc<dyn Collective>)> {
     let (rank, size) = (collective.getattr(py, "rank")?.extract(py)?, collective.getattr(py, "size")?.extract(py)?);
     Ok((Arc::new(Torch { factory }), Arc::new(Processes { object: collective, rank, size })))
 }
 
-/// The settings of a file as [`words`] in JSON, and the `config.json` of their model, for data of that many tokens.
+/// The settings of a file for a learner, in JSON, and the `config.json` of their model, for a vocabulary of this size.
 #[pyfunction]
 pub fn model_of_settings(toml: &str, vocabulary: usize) -> PyResult<(String, String)> {
     let settings = Settings::from_toml(toml, "the settings").map_err(value)?;
@@ -35,7 +35,7 @@ pub fn model_of_settings(toml: &str, vocabulary: usize) -> PyResult<(String, Str
     Ok((words(&settings).to_string(), config.to_json_string()))
 }
 
-/// What a learner is told of the settings.
+/// The settings for a learner.
 fn words(settings: &Settings) -> Value {
     let adamw = settings.adamw();
     json!({
@@ -54,7 +54,7 @@ fn words(settings: &Settings) -> Value {
     })
 }
 
-/// What an exception says, under the name of the engine.
+/// An exception as an error of the engine.
 fn failed(error: PyErr) -> Error {
     Python::attach(|py| {
         error.print(py);
@@ -62,7 +62,7 @@ fn failed(error: PyErr) -> Error {
     })
 }
 
-/// The ranks that torchrun has started.
+/// The ranks started by torchrun.
 struct Processes {
     object: Py<PyAny>,
     rank: usize,
@@ -88,7 +88,7 @@ impl Collective for Processes {
         Python::attach(|py| self.object.call_method1(py, "gather", (PyBytes::new(py, own),))?.extract(py)).map_err(failed)
     }
 
-    // Gradients are summed by PyTorch itself.
+    // PyTorch sums gradients.
     fn exchange(&self, _: &[f32], _: &[usize], _: &mut [f32], _: &[usize]) -> Result<()> {
         Err(Error::Internal("the PyTorch engine was asked to exchange gradients"))
     }
@@ -98,7 +98,7 @@ impl Collective for Processes {
     }
 
     fn abort(&self, exit: u8) {
-        // It does not come back.
+        // Does not return.
         let _ = Python::attach(|py| self.object.call_method1(py, "abort", (exit,)));
     }
 }
@@ -128,7 +128,7 @@ impl Engine for Torch {
         });
         let learner = TorchLearner { object: object.map_err(failed)?, config: model.config.clone(), tensors };
         let moments = [(MOMENTS[0], &optimizer.first), (MOMENTS[1], &optimizer.second)];
-        // Of no update there are no moments yet.
+        // There are no moments before the first update.
         let moments = moments.into_iter().filter(|_| optimizer.steps > 0);
         for (kind, params) in [("parameter", &model.params)].into_iter().chain(moments) {
             for (entry, values) in params.iter() {
@@ -139,7 +139,7 @@ impl Engine for Torch {
     }
 }
 
-/// AdamW's, by their words in checkpoints.
+/// The moments of AdamW, by their names in checkpoints.
 const MOMENTS: [&str; 2] = ["first", "second"];
 
 /// A model in Python.
@@ -161,14 +161,14 @@ impl TorchLearner {
         Python::attach(|py| work(self.object.bind(py))).map_err(failed)
     }
 
-    /// Hands a tensor over.
+    /// Copies a tensor to the learner.
     fn put(&self, kind: &str, name: &str, values: &[f32]) -> Result<()> {
         self.call(|object| {
             let room = object.call_method1("room", (name,))?;
             let mut to = Output::<f32>::new(name, &room)?;
             let found = to.values().len();
             if found != values.len() {
-                return Err(crate::errors::input(format!("{name} has {} values, found room for {found}", values.len())));
+                return Err(crate::errors::input(format!("{name} has {} values, found an array of {found}", values.len())));
             }
             to.values().copy_from_slice(values);
             drop(to);
@@ -176,7 +176,7 @@ impl TorchLearner {
         })
     }
 
-    /// Writes tensors of some kinds to a file, each under its name with that of its kind before it.
+    /// Writes the tensors of these kinds to a file; the kind is a prefix of the name, except for parameters.
     fn write(&self, path: &Path, kinds: &[&str]) -> Result<()> {
         let mut written = Ok(());
         self.call(|object| {
@@ -196,7 +196,7 @@ impl TorchLearner {
     }
 }
 
-/// A batch as Python takes it.
+/// A batch as arguments of Python.
 fn batch<'py>(py: Python<'py>, rows: &Rows) -> (usize, usize, Bound<'py, PyBytes>, Bound<'py, PyBytes>, Vec<usize>) {
     let ids: Vec<u8> = rows.ids.iter().flat_map(|id| id.to_ne_bytes()).collect();
     let labels: Vec<u8> = rows.labels.iter().flat_map(|label| label.to_ne_bytes()).collect();
@@ -250,7 +250,7 @@ impl Learner for TorchLearner {
     fn diagnose(&self, computed: &Computed, _: &[Rows], step: u64) -> Diagnosis {
         let place = |gradient: bool| {
             let name: Option<String> = self.call(|object| object.call_method1("first_bad", (gradient,))?.extract()).ok().flatten();
-            // Where in the tensor is not looked for.
+            // The index in the tensor is not determined.
             name.map(|tensor| Place { tensor, index: 0, layer: None, head: None, value: "not finite".into() })
         };
         Diagnosis {

@@ -1,5 +1,5 @@
 //! Library errors as Python exceptions: the classes of `termwise._errors`, which are also `ValueError`, `OSError`, `MemoryError` or
-//! `RuntimeError`. The message is that of the library.
+//! `RuntimeError`.
 
 use std::error::Error;
 
@@ -7,7 +7,7 @@ use pyo3::exceptions::{PyRuntimeError, PyTypeError};
 use pyo3::prelude::*;
 use pyo3::types::PyType;
 
-/// A message of the program in the terms of Python: `--calibration-length` is `calibration_length`.
+/// Replaces flags in a message with keyword arguments: `--calibration-length` becomes `calibration_length`.
 fn with_keywords(message: &str) -> String {
     let mut found = String::with_capacity(message.len());
     let mut rest = message;
@@ -45,7 +45,7 @@ fn exception(class: &str, message: String) -> PyErr {
     })
 }
 
-/// An argument that cannot be used.
+/// An invalid argument.
 pub fn input(message: impl Into<String>) -> PyErr {
     exception("InputError", message.into())
 }
@@ -55,12 +55,12 @@ pub fn missing(message: impl Into<String>) -> PyErr {
     exception("MissingFileError", message.into())
 }
 
-/// A run that another process is working on.
+/// A run that another process is computing.
 pub fn busy(message: impl Into<String>) -> PyErr {
     exception("BusyError", message.into())
 }
 
-/// Work that failed.
+/// A computation that failed.
 pub fn failed(message: impl Into<String>) -> PyErr {
     exception("RunError", message.into())
 }
@@ -80,12 +80,12 @@ fn of_system(error: &(dyn Error + 'static)) -> Option<PyErr> {
     None
 }
 
-/// An argument that cannot be used, unless a system call caused it.
+/// An invalid argument, or a file error if a system call caused it.
 pub fn value(error: impl Error + 'static) -> PyErr {
     of_system(&error).unwrap_or_else(|| input(error.to_string()))
 }
 
-/// Work that failed.
+/// A computation that failed, or a file error if a system call caused it.
 pub fn runtime(error: impl Error + 'static) -> PyErr {
     of_system(&error).unwrap_or_else(|| failed(error.to_string()))
 }
@@ -100,7 +100,7 @@ pub fn attention(error: termwise_attention::Error) -> PyErr {
     }
 }
 
-/// A number of something, as an argument: NumPy's whole numbers are taken, and a negative one is a ValueError.
+/// A count as an argument. NumPy integers are accepted; a negative number is a ValueError.
 pub struct Count(pub usize);
 
 impl FromPyObject<'_, '_> for Count {

@@ -19,7 +19,7 @@ use crate::errors::{input, missing, runtime, value};
 use crate::result::{Found, provenance};
 use crate::threads::{Watch, supervise};
 
-/// Texts as Python gives them.
+/// Arguments of texts.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct TextArguments {
@@ -123,7 +123,7 @@ impl ConvertArguments {
 pub fn run_convert(py: Python<'_>, options: &str, callback: Option<&Bound<'_, PyAny>>) -> PyResult<Found> {
     let given: ConvertArguments = parsed(options)?;
     positive("contexts", Some(given.contexts))?;
-    // Texts first: an unknown argument is named before a missing budget.
+    // Texts first, so an unknown argument is reported before a missing budget.
     let (texts, budget) = (given.texts.split()?, given.budget()?);
     let granularity = given.granularity.parse().map_err(input)?;
     let (model, save, overwrite) = (given.model, given.save, given.overwrite);

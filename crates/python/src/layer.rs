@@ -18,16 +18,16 @@ use crate::variant::Variant;
 /// Memory for intermediate results of all layers.
 static SCRATCH: LazyLock<Scratch> = LazyLock::new(Scratch::default);
 
-/// Engines of a layer that are kept for calls of the same sizes.
+/// Largest number of cached engines per layer.
 const ENGINES: usize = 8;
 
-/// What an engine is made for: B, T and the mode.
+/// Key of a cached engine: B, T and the mode.
 type Sizes = (usize, usize, Mode);
 
 /// A denominator that was not positive: batch row, head, position, value.
 type Nonpositive = Option<(usize, usize, usize, f64)>;
 
-/// A layer of attention: variants, sizes, rope; checked and planned once.
+/// An attention layer: variants, sizes and RoPE, checked and planned once.
 #[pyclass(frozen, module = "termwise._core")]
 pub struct Layer {
     pub inner: Planned,
@@ -39,7 +39,7 @@ impl Layer {
         Layer { inner, engines: Mutex::default() }
     }
 
-    /// An engine that nobody uses.
+    /// A cached engine that no call uses, or a new one.
     fn take(&self, batch: usize, time: usize, mode: Mode) -> Result<Fused, termwise_attention::Error> {
         let mut engines = self.engines.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(at) = engines.iter().position(|(key, _)| *key == (batch, time, mode)) {
@@ -57,7 +57,7 @@ impl Layer {
         engines.push((key, engine));
     }
 
-    /// Checks the shapes of q, k, v and y, or its gradient; B and T.
+    /// Checks the shapes of q, k, v and y, or its gradient, and returns B and T.
     fn batch_and_time(&self, shapes: [(&str, &[usize]); 4]) -> PyResult<(usize, usize)> {
         let (batch, time) = match *shapes[0].1 {
             [batch, time, _, _] => (batch, time),
@@ -78,7 +78,7 @@ impl Layer {
     }
 }
 
-/// The arrays that a call reads.
+/// The input arrays of a call.
 pub struct Call<R: Number> {
     x: Vec<Tensor<R>>,
     extras: Vec<(AuxTensor, Flat<R>)>,
@@ -86,7 +86,7 @@ pub struct Call<R: Number> {
     documents: Option<Vec<usize>>,
 }
 
-/// What a call reads, as Python gives it: q, k, v, the extras in the layer's order, lengths, documents.
+/// The inputs of a call from Python: q, k, v, the auxiliary inputs in the order of the layer, lengths, documents.
 #[derive(FromPyObject)]
 pub struct Given<'py>(
     Bound<'py, PyAny>,
@@ -102,7 +102,7 @@ impl<R: Number> Call<R> {
         let Given(q, k, v, extras, lengths, documents) = given;
         let specs = layer.aux_specs();
         if extras.len() != specs.len() {
-            return Err(crate::errors::input(format!("the layer reads {} extras, found {}", specs.len(), extras.len())));
+            return Err(crate::errors::input(format!("the layer has {} auxiliary inputs, found {}", specs.len(), extras.len())));
         }
         let x = [("q", q), ("k", k), ("v", v)].into_iter().map(|(name, x)| Tensor::rows(py, name, x)).collect::<PyResult<_>>()?;
         let extras =
@@ -121,7 +121,7 @@ impl<R: Number> Call<R> {
         [("q", self.x[0].shape()), ("k", self.x[1].shape()), ("v", self.x[2].shape()), last]
     }
 
-    /// Refuses outputs that share memory with what is read.
+    /// Rejects outputs that share memory with inputs.
     pub fn apart<'a>(&'a self, outputs: impl IntoIterator<Item = &'a Output<R>>) -> PyResult<()> {
         apart(outputs, &self.x, self.extras.iter().map(|(_, values)| values))
     }
@@ -134,7 +134,7 @@ impl<R: Number> Call<R> {
         layer.batch_and_time(self.shapes(("y", &y)))
     }
 
-    /// B and T of a call of this layer with that output.
+    /// B and T of a call of this layer with this output.
     pub fn sizes(&self, layer: &Layer, name: &str, y: &Output<R>) -> PyResult<(usize, usize)> {
         layer.batch_and_time(self.shapes((name, y.shape())))
     }
@@ -144,14 +144,14 @@ pub fn nonpositive(report: Report) -> Nonpositive {
     report.nonpositive.map(|at| (at.row, at.head, at.position, at.value))
 }
 
-/// Whether an array holds float64; other types than the two are refused by name.
+/// Whether an array is float64; an error for types other than float32 and float64.
 fn is_wide(array: &Bound<'_, PyAny>) -> PyResult<bool> {
     let dtype = array.getattr("dtype").map_err(|_| PyTypeError::new_err(format!("an array is needed, found {}", array.get_type())))?;
     match dtype.str()?.to_str()? {
         "float32" => Ok(false),
         "float64" => Ok(true),
         other => Err(PyTypeError::new_err(format!(
-            "arrays of {other} cannot be computed with: convert them to float32, or to float64 for the reference"
+            "arrays of {other} are not supported: convert them to float32, or to float64 for the reference"
         ))),
     }
 }
@@ -173,7 +173,7 @@ impl Layer {
         let mut sizes = Planned::new(heads, kv_heads, dim).value_dim(value_dim);
         match rope {
             Some(theta) => sizes = sizes.rope(Rope::new(dim, theta, None).map_err(attention)?),
-            // q and k come as they are.
+            // q and k are not rotated.
             None => variants.iter_mut().for_each(|variant| variant.rope = false),
         }
         let planned = match &variants[..] {
@@ -202,7 +202,7 @@ impl Layer {
         crate::parts::of_layer(&self.inner).to_string()
     }
 
-    /// What it reads beyond q, k and v: name, name in checkpoints, whether logits, shape of a parameter or outputs of a projection, start, bias.
+    /// Auxiliary inputs: name, name in checkpoints, whether logits, shape of a parameter or outputs of a projection, initialization, bias.
     #[getter]
     fn extras<'py>(&self, py: Python<'py>) -> PyResult<Vec<Bound<'py, PyDict>>> {
         let spec = |spec: &termwise_attention::AuxSpec| {
@@ -232,7 +232,7 @@ impl Layer {
         self.inner.aux_specs().iter().map(spec).collect()
     }
 
-    /// y from the inputs, and where asked for what `backward` needs: U, z and ρ of the fused engine.
+    /// Computes y, and U, z and ρ for `backward` if `saved` is given.
     #[pyo3(signature = (given, y, saved, fused, mode))]
     fn forward(
         &self,
@@ -253,7 +253,7 @@ impl Layer {
         }
     }
 
-    /// Adds the gradients of Σ y·dy to those of q, k, v and the extras; without what was saved, the forward pass is run again.
+    /// Adds the gradients of Σ y·dy to those of q, k, v and the auxiliary inputs. Without `saved` the forward pass is recomputed.
     #[pyo3(signature = (given, saved, dy, grads, fused, mode))]
     #[allow(clippy::too_many_arguments, reason = "all that a backward pass reads and writes")]
     fn backward(
@@ -300,7 +300,7 @@ impl Layer {
         }
     }
 
-    /// The empty state of that many batch rows: of constant size where that is possible unless a cache is asked for.
+    /// An empty state: of constant size if the variant allows it, unless `cache`.
     fn state(&self, py: Python<'_>, batch: Count, cache: bool) -> PyResult<crate::state::State> {
         crate::state::State::new(py, &self.inner, batch.0, cache)
     }
@@ -366,7 +366,7 @@ impl Layer {
         self.batch_and_time(call.shapes(("the gradient of y", dy.shape())))?;
         let specs = self.inner.aux_specs();
         if grads.len() != 3 + specs.len() {
-            return Err(crate::errors::input(format!("{} gradients are computed, found places for {}", 3 + specs.len(), grads.len())));
+            return Err(crate::errors::input(format!("{} gradients are computed, found {} arrays", 3 + specs.len(), grads.len())));
         }
         let mut grads = grads.iter().map(|x| Output::<R>::new("a gradient", x)).collect::<PyResult<Vec<_>>>()?;
         call.apart(&grads)?;
@@ -393,7 +393,7 @@ impl Layer {
     }
 }
 
-/// Copies what a pass left to where the caller keeps it.
+/// Copies the sums of a forward pass into arrays of the caller.
 fn keep(saved: &Saved, to: &mut [Output<f32>]) -> Result<(), termwise_attention::Error> {
     for (to, from) in to.iter_mut().zip(saved.values()) {
         let to = to.values();

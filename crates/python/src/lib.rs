@@ -1,5 +1,5 @@
-//! The extension module of the Python package `termwise`: arrays in, library calls, results out. What users see is in `python/termwise`, which
-//! gives names, defaults and documentation; here types are converted, the interpreter's lock is released, and errors become exceptions.
+//! The extension module of the Python package `termwise`. It converts types, releases the GIL, calls the library, and converts errors to exceptions.
+//! `python/termwise` adds names, defaults and documentation.
 
 mod arrays;
 mod commands;
@@ -34,7 +34,6 @@ fn _core(m: &Bound<'_, PyModule>) -> PyResult<()> {
     m.add_function(wrap_pyfunction!(model::layers_of_config, m)?)?;
     m.add_function(wrap_pyfunction!(model::load_model, m)?)?;
     m.add_function(wrap_pyfunction!(model::model_of_config, m)?)?;
-    m.add_function(wrap_pyfunction!(commands::catalogue, m)?)?;
     m.add_function(wrap_pyfunction!(commands::main, m)?)?;
     m.add_function(wrap_pyfunction!(engine::model_of_settings, m)?)?;
     m.add_function(wrap_pyfunction!(commands::settings, m)?)?;

@@ -1,4 +1,4 @@
-//! Spectra of models that another program runs.
+//! Spectra of models that are computed outside of termwise.
 
 use pyo3::prelude::*;
 use termwise_analysis::spectrum::{Meter as Sums, ModelFacts, Options, RowChoice};
@@ -8,7 +8,7 @@ use crate::layer::{Call, Given, Layer};
 use crate::result::Found;
 use crate::threads::compute;
 
-/// Takes in what goes into the attention of each layer.
+/// Measures the inputs of the attention of each layer.
 #[pyclass(module = "termwise._core")]
 pub struct Meter {
     inner: Option<Sums>,
@@ -29,13 +29,13 @@ impl Meter {
         Ok(Meter { inner: Some(Sums::new(options).map_err(value)?) })
     }
 
-    /// A batch begins, with windows of these lengths in its rows.
+    /// Starts a batch with rows of these lengths.
     fn begin(&mut self, lengths: Vec<usize>) -> PyResult<()> {
         self.sums()?.begin(&lengths);
         Ok(())
     }
 
-    /// Looks at a layer.
+    /// Measures a layer.
     fn see(&mut self, py: Python<'_>, index: usize, layer: &Layer, given: Given<'_>) -> PyResult<()> {
         let call = Call::<f32>::new(py, &layer.inner, &given)?;
         let (batch, time) = call.sizes_of_inputs(layer)?;
@@ -44,7 +44,7 @@ impl Meter {
         compute(py, || sums.see(index, &layer.inner, &shape, &call.inputs()))?.map_err(value)
     }
 
-    /// What the sums say.
+    /// The spectrum.
     fn finish(
         &mut self,
         name: String,

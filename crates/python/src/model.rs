@@ -1,4 +1,4 @@
-//! Models: logits, loss, text, spectra, cuts.
+//! Models: logits, loss, generation, spectra, truncation.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -28,7 +28,7 @@ use crate::result::Found;
 use crate::threads::{compute, supervise};
 use crate::variant::Variant;
 
-/// Positions of a window where neither the caller nor training says how many.
+/// Default length of a window, without one of the caller or of training.
 const WINDOW: usize = 1024;
 
 /// A model and its tokenizer.
@@ -39,7 +39,7 @@ pub struct Model {
     tokenizer: Result<Arc<Tokenizer>, String>,
 }
 
-/// The model of this name; see [`resolve`].
+/// Loads the model of this name; see [`resolve`].
 #[pyfunction]
 pub fn load_model(py: Python<'_>, name: Option<&str>, tokenizer: Option<&str>) -> PyResult<Model> {
     let folder = resolved(name)?;
@@ -71,7 +71,7 @@ pub fn layers_of_config(config: &str) -> PyResult<Vec<Layer>> {
     Ok(layers.into_iter().map(Layer::of).collect())
 }
 
-/// What a model of a `config.json` computes, as plain data in JSON, and the attention of its layers for texts of that many positions.
+/// The model of a `config.json` as plain data in JSON, and the attention of its layers for at most `positions` positions.
 #[pyfunction]
 pub fn model_of_config(config: &str, positions: usize) -> PyResult<(String, Vec<Layer>)> {
     let config = Config::from_json_str(config, "the configuration").map_err(value)?;
@@ -79,7 +79,7 @@ pub fn model_of_config(config: &str, positions: usize) -> PyResult<(String, Vec<
     Ok((crate::parts::of_config(&config).map_err(value)?.to_string(), layers.into_iter().map(Layer::of).collect()))
 }
 
-/// The tokenizer that was named, the model's own, that of the built-in language, or bytes where the vocabulary is theirs.
+/// The named tokenizer, that of the model, that of the synthetic task, or bytes if the vocabulary fits.
 fn own_tokenizer(folder: &Path, named: Option<&str>, config: &Config) -> Result<Tokenizer, String> {
     let open = |name: &str| Tokenizer::open(name, None).map_err(|error| error.to_string());
     let place = folder.display().to_string();
@@ -94,16 +94,16 @@ fn own_tokenizer(folder: &Path, named: Option<&str>, config: &Config) -> Result<
     }
 }
 
-/// Token ids as Python gives them: uint32 [B, T].
+/// Token ids from an array of uint32 [B, T].
 fn ids(py: Python<'_>, array: &Bound<'_, PyAny>) -> PyResult<(Vec<u32>, usize, usize)> {
     let buffer = PyBuffer::<u32>::get(array)?;
     match *buffer.shape() {
         [batch, time] if batch * time > 0 => Ok((buffer.to_vec(py)?, batch, time)),
-        ref other => Err(crate::errors::input(format!("token ids are [batch, time], none of them 0, found shape {other:?}"))),
+        ref other => Err(crate::errors::input(format!("token ids must be [batch, time] without empty dimensions, found shape {other:?}"))),
     }
 }
 
-/// How text is written.
+/// Options of generation.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Writes {
@@ -122,7 +122,7 @@ struct Writes {
     ignore_end: bool,
 }
 
-/// What a spectrum or a cut reads.
+/// The text of a spectrum or a truncation.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Reads {
@@ -178,12 +178,6 @@ type Generated = (Vec<String>, Vec<(usize, String)>);
 
 #[pymethods]
 impl Model {
-    /// Its `config.json`.
-    #[getter]
-    fn config_json(&self) -> String {
-        self.inner.config.to_json_string()
-    }
-
     /// Copies a parameter into an array of float32 of its shape.
     fn copy_tensor(&self, name: &str, out: &Bound<'_, PyAny>) -> PyResult<()> {
         let found = self.inner.params.get(name).map_err(value)?;
@@ -201,7 +195,7 @@ impl Model {
         &self.folder
     }
 
-    /// `config.json` as it would be written.
+    /// The content of `config.json`.
     #[getter]
     fn config(&self) -> String {
         self.inner.config.to_json_string()
@@ -218,13 +212,13 @@ impl Model {
         (0..self.inner.config.num_hidden_layers).map(|layer| self.inner.config.heads(layer).into_iter().map(Variant).collect()).collect()
     }
 
-    /// This model with another attention, where its weights suffice.
+    /// This model with another variant that needs no further weights.
     fn with_attention(&self, variant: &Bound<'_, PyAny>) -> PyResult<Model> {
         let inner = self.inner.with_attention(Variant::of(variant)?).map_err(value)?;
         Ok(Model { inner: Arc::new(inner), folder: self.folder.clone(), tokenizer: self.tokenizer.clone() })
     }
 
-    /// This model with every exp cut to its series up to this order.
+    /// This model with every exp truncated to this order.
     fn with_order(&self, order: Count) -> PyResult<Model> {
         let Count(order) = order;
         let map = truncate_attention(&self.inner.config, order).map_err(value)?;
@@ -234,7 +228,7 @@ impl Model {
 
     fn save(&self, folder: PathBuf) -> PyResult<()> {
         std::fs::create_dir_all(&folder)?;
-        // Read first: the folder may be the model's own under another name, and files may be links.
+        // Read before writing: the folder may be that of the model, and files may be links.
         let mut companions = Vec::new();
         for name in ["tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "generation_config.json"] {
             let from = self.folder.join(name);
@@ -272,7 +266,7 @@ impl Model {
         .map_err(value)
     }
 
-    /// Sum of losses, tokens that count, and the loss of each position.
+    /// Sum of losses, number of predicted tokens, and the loss of each position.
     fn loss(
         &self,
         py: Python<'_>,
@@ -291,8 +285,8 @@ impl Model {
         .map_err(|error: termwise_model::Error| value(error))
     }
 
-    /// What follows each prompt, as JSON, and the number and error of each prompt that failed; the callback gets pieces of the text whose
-    /// turn it is.
+    /// The completion of each prompt, as JSON, and the index and error of each failed prompt. The callback receives the text in pieces, in the
+    /// order of the prompts.
     fn generate(&self, py: Python<'_>, prompts: Vec<String>, options: &str, callback: Option<&Bound<'_, PyAny>>) -> PyResult<Generated> {
         let options: Writes = parsed(options)?;
         let tokenizer = self.own_tokenizer()?;
@@ -415,7 +409,7 @@ impl Model {
                 return Err(PyInterruptedError::new_err("interrupted"));
             }
             if let Some(to) = &options.save {
-                let nothing = || refuse("the plan has no cuts, so there is nothing to save: allow more with budget or context".into());
+                let nothing = || refuse("the plan truncates no layer, so no model was saved: raise budget or context".into());
                 let attention = outcome.planned.take().ok_or_else(nothing)?;
                 cut::save(&mut outcome.model, &attention, &self.folder, to, options.overwrite).map_err(runtime)?;
             }

@@ -1,4 +1,4 @@
-//! The parts of a layer and of a model as plain data, for engines that are written elsewhere: PyTorch's reads them, so that nobody else parses variants.
+//! The parts of a layer and of a model as plain data for the PyTorch engine, which does not parse variants.
 
 use serde_json::{Value, json};
 use termwise_analysis::parts::Parts;
@@ -6,8 +6,8 @@ use termwise_attention::{Layer, Variant};
 use termwise_model::config::ModelFamily;
 use termwise_model::{Config, ParamLayout};
 
-/// What a model computes around attention, its sizes, and every tensor with its shape and whether it is a matrix. Where norms stand and what is one tensor
-/// follows from the names of the tensors.
+/// The parts of a model around attention, its sizes, and every tensor with its shape and whether it is a matrix. The positions of norms and fused projections
+/// follow from the names of the tensors.
 pub fn of_config(config: &Config) -> termwise_model::Result<Value> {
     let layout = ParamLayout::new(config)?;
     if matches!(config.family.kind(), ModelFamily::GptNeoX | ModelFamily::StableLm) {
@@ -25,7 +25,7 @@ pub fn of_config(config: &Config) -> termwise_model::Result<Value> {
     let gemma = matches!(config.family.kind(), ModelFamily::Gemma2 | ModelFamily::Gemma3);
     let written: Value = serde_json::from_str(&config.to_json_string()).unwrap_or_default();
     let activation = [&written["hidden_activation"], &written["hidden_act"]].into_iter().find_map(Value::as_str);
-    // Gemma 2 has the cap where its file does not say otherwise.
+    // Gemma 2 has the cap by default.
     let usual = (config.family.kind() == ModelFamily::Gemma2).then_some(30.0);
     let logit_cap = written.get("final_logit_softcapping").map_or(usual, Value::as_f64).filter(|_| gemma);
     Ok(json!({
@@ -48,7 +48,7 @@ pub fn of_config(config: &Config) -> termwise_model::Result<Value> {
     }))
 }
 
-/// Sizes, rotary frequencies, each variant once, and which one each head has.
+/// Rotary frequencies, the distinct variants, and the index of the variant of each head.
 pub fn of_layer(layer: &Layer) -> Value {
     let (mut variants, mut of_head): (Vec<&Variant>, Vec<usize>) = (Vec::new(), Vec::new());
     for variant in layer.heads() {
@@ -60,7 +60,7 @@ pub fn of_layer(layer: &Layer) -> Value {
     }
     let d = layer.head_dim();
     let rope = layer.rope().map(|rope| {
-        // What is multiplied in is what is left where nothing is turned.
+        // The factor of q and k is the cosine of the angle 0.
         let half = rope.frequencies().len();
         let (mut cos, mut sin) = (vec![0.0f64; half], vec![0.0; half]);
         rope.angles(0, &mut cos, &mut sin);

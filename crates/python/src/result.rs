@@ -1,4 +1,4 @@
-//! Results: JSON for programs, a document for people.
+//! Results as JSON and as a document.
 
 use std::path::PathBuf;
 use std::sync::LazyLock;
@@ -10,13 +10,13 @@ use termwise_report::{Block, Document, Documented, Terminal, to_json};
 
 use crate::errors::value;
 
-/// This build in this process.
+/// Provenance of this build in this process.
 pub fn provenance() -> &'static Provenance {
     static HERE: LazyLock<Provenance> = LazyLock::new(|| termwise::provenance(&std::env::args_os().collect::<Vec<_>>()));
     &HERE
 }
 
-/// What was found.
+/// A result.
 #[pyclass(frozen, module = "termwise._core")]
 pub struct Found {
     #[pyo3(get)]
@@ -37,7 +37,7 @@ impl Found {
     #[staticmethod]
     fn of_json(text: &str) -> PyResult<Found> {
         let SavedResult { kind, document, .. } =
-            SavedResult::parse(text).map_err(|problem| crate::errors::input(format!("a result cannot be read: {problem}")))?;
+            SavedResult::parse(text).map_err(|problem| crate::errors::input(format!("this is not a result: {problem}")))?;
         Ok(Found { kind, json: text.into(), document })
     }
 
@@ -74,7 +74,7 @@ impl Found {
         figures
     }
 
-    /// Writes the JSON, the page, figures and tables into a folder; gives the path of the page.
+    /// Writes the JSON, the HTML report, figures and tables into a folder; returns the path of the report.
     fn write(&self, folder: PathBuf) -> PyResult<PathBuf> {
         std::fs::create_dir_all(&folder)?;
         termwise_base::files::write_whole(&folder.join(format!("{}.json", self.kind)), self.json.as_bytes()).map_err(value)?;

@@ -1,4 +1,4 @@
-//! States: what is kept between tokens.
+//! Recurrent states and KV caches of layers.
 
 use std::path::{Path, PathBuf};
 
@@ -11,7 +11,7 @@ use crate::errors::{Count, attention, runtime, value};
 use crate::layer::{Call, Given, Layer, nonpositive};
 use crate::threads::compute;
 
-/// What a layer keeps between tokens, for all its batch rows.
+/// The state of a layer between tokens, for all batch rows.
 #[pyclass(module = "termwise._core")]
 pub struct State {
     inner: Kept,
@@ -28,10 +28,10 @@ impl State {
 
     pub fn read(py: Python<'_>, layer: &Planned, path: &Path, batch: usize, cache: bool) -> PyResult<State> {
         if !path.exists() {
-            return Err(crate::errors::missing(format!("{}: there is no such file", path.display())));
+            return Err(crate::errors::missing(format!("{}: the file does not exist", path.display())));
         }
         let read = compute(py, || Kept::load(path, layer, batch, memory(cache)))?;
-        // A file that is there and does not fit the layer.
+        // The file exists and does not match the layer.
         Ok(State { inner: read.map_err(value)? })
     }
 
@@ -43,7 +43,7 @@ impl State {
 
 #[pymethods]
 impl State {
-    /// Takes T positions of every row in; y for each. One position is a step.
+    /// Processes T positions of every row and writes their outputs to y.
     fn extend(
         &mut self,
         py: Python<'_>,
@@ -77,7 +77,7 @@ impl State {
         compute(py, || self.inner.save(&path))?.map_err(attention)
     }
 
-    /// What [`State::save`] writes.
+    /// The bytes of [`State::save`].
     fn to_bytes<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyBytes>> {
         let bytes = compute(py, || Kept::to_bytes(std::slice::from_ref(&self.inner)))?.map_err(runtime)?;
         Ok(PyBytes::new(py, &bytes))
@@ -88,7 +88,7 @@ impl State {
         Ok(State { inner: compute(py, || self.inner.select(&rows))?.map_err(attention)? })
     }
 
-    /// A cache of a softmax becomes the state of this layer, whose kernels are its series cut.
+    /// Converts an `exp` cache into the state of a layer with a truncated series.
     fn compress(&mut self, py: Python<'_>, layer: &Layer) -> PyResult<()> {
         let state = &mut self.inner;
         compute(py, || state.compress(&layer.inner).map(drop))?.map_err(attention)
@@ -112,7 +112,7 @@ impl State {
         self.inner.batch()
     }
 
-    /// Whether a cache was asked for.
+    /// Whether the caller requested a cache.
     #[getter]
     fn is_cache(&self) -> bool {
         self.inner.memory() == StateKind::Cache

@@ -1,4 +1,4 @@
-//! Threads to compute on, and long work that Ctrl-C can end.
+//! The thread pool, and long calls that Ctrl-C interrupts.
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -22,7 +22,7 @@ struct Pool {
 
 static POOL: Mutex<Option<Pool>> = Mutex::new(None);
 
-/// The pool of this process. After a fork the threads of the parent are not there, and the child has new ones.
+/// The pool of this process. A forked child has none of the threads of its parent and starts its own.
 pub fn pool() -> PyResult<Arc<ThreadPool>> {
     let mut held = POOL.lock().unwrap_or_else(PoisonError::into_inner);
     let process = std::process::id();
@@ -31,23 +31,23 @@ pub fn pool() -> PyResult<Arc<ThreadPool>> {
     }
     let count = held.as_ref().map_or_else(threads::available, |pool| pool.threads);
     let pool = Arc::new(threads::pool(count).map_err(runtime)?);
-    // That of the parent must not be dropped: it would wait for threads that are not there.
+    // Dropping the pool of the parent would wait for threads that do not exist in this process.
     std::mem::forget(held.replace(Pool { process, threads: count, pool: pool.clone() }));
     Ok(pool)
 }
 
-/// Threads that calls are computed on.
+/// Number of threads for calls.
 #[pyfunction]
 pub fn get_threads() -> usize {
     POOL.lock().unwrap_or_else(PoisonError::into_inner).as_ref().map_or_else(threads::available, |pool| pool.threads)
 }
 
-/// Compute on this many threads from now on; calls under way go on as they are.
+/// Sets the number of threads for later calls.
 #[pyfunction]
 pub fn set_threads(count: Count) -> PyResult<()> {
     let Count(count) = count;
     if !(1..=1024).contains(&count) {
-        return Err(crate::errors::input(format!("from 1 to 1024 threads are possible, found {count}")));
+        return Err(crate::errors::input(format!("the number of threads must be from 1 to 1024, found {count}")));
     }
     let new = Pool { process: std::process::id(), threads: count, pool: Arc::new(threads::pool(count).map_err(runtime)?) };
     let old = POOL.lock().unwrap_or_else(PoisonError::into_inner).replace(new);
@@ -57,7 +57,7 @@ pub fn set_threads(count: Count) -> PyResult<()> {
     Ok(())
 }
 
-/// Runs `work` on the pool, without the interpreter's lock; a panic is a RuntimeError.
+/// Runs `work` on the pool without the GIL; a panic becomes a RuntimeError.
 pub fn compute<T: Send>(py: Python<'_>, work: impl FnOnce() -> T + Send) -> PyResult<T> {
     let pool = pool()?;
     py.detach(|| catch_unwind(AssertUnwindSafe(|| pool.install(work)))).map_err(panicked)
@@ -69,31 +69,31 @@ fn panicked(panic: Box<dyn Any + Send>) -> PyErr {
     crate::errors::failed(format!("internal error: {}; this is a bug in termwise, please report it", text.unwrap_or("a panic")))
 }
 
-/// What long work can do: tell how far it is, and see whether it should end.
+/// Interface of a long call to its caller: events, and requests to stop.
 pub struct Watch {
-    /// It should end as soon as that is possible in good order.
+    /// Request to stop at the next consistent point.
     pub stop: Arc<AtomicBool>,
-    /// It should end at once.
+    /// Request to stop immediately.
     pub kill: Arc<AtomicBool>,
     events: Mutex<Sender<Value>>,
 }
 
 impl Watch {
-    /// Hands an event to the caller's function.
+    /// Sends an event to the callback.
     pub fn tell(&self, event: Value) {
-        // Nobody listens any more once the caller was interrupted.
+        // After an interrupt nothing receives events.
         let _ = self.events.lock().unwrap_or_else(PoisonError::into_inner).send(event);
     }
 
-    /// The same as a function of its own.
+    /// [`Watch::tell`] as an independent function.
     pub fn teller(&self) -> impl Fn(Value) + Send + Sync + use<> {
         let events = Mutex::new(self.events.lock().unwrap_or_else(PoisonError::into_inner).clone());
         move |event| drop(events.lock().unwrap_or_else(PoisonError::into_inner).send(event))
     }
 }
 
-/// Runs long work in a thread of its own and on the pool. Here, meanwhile, what it tells is given to `callback` as JSON, and signals are seen: the first
-/// Ctrl-C, and an exception of the callback, ask the work to stop, and are raised when it has; the second asks to stop at once.
+/// Runs a long call on the pool. Meanwhile this thread passes events to `callback` as JSON and checks signals. The first Ctrl-C, or an exception of the
+/// callback, requests a stop and is raised after the call has stopped. A second Ctrl-C requests an immediate stop.
 pub fn supervise<T: Send>(
     py: Python<'_>,
     callback: Option<&Bound<'_, PyAny>>,

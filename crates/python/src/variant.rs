@@ -9,13 +9,13 @@ use crate::errors::{Count, attention, value};
 use crate::result::Found;
 use crate::threads::compute;
 
-/// One attention: a choice of parts.
+/// An attention variant.
 #[pyclass(frozen, from_py_object, module = "termwise")]
 #[derive(Clone)]
 pub struct Variant(pub Parts);
 
 impl Variant {
-    /// A variant, or its text.
+    /// A variant from a variant or a variant string.
     pub fn of(any: &Bound<'_, PyAny>) -> PyResult<Parts> {
         if let Ok(variant) = any.cast::<Variant>() {
             return Ok(variant.get().0.clone());
@@ -37,7 +37,7 @@ impl Variant {
         Ok(Variant(Variant::of(text)?))
     }
 
-    /// The names of all presets, with their texts.
+    /// Names and variant strings of all presets.
     #[staticmethod]
     fn presets() -> Vec<(&'static str, &'static str)> {
         presets::all().iter().map(|preset| (preset.name, preset.text)).collect()
@@ -91,7 +91,7 @@ impl Variant {
         self.0.warnings()
     }
 
-    /// Whether q and k are rotated where rotary frequencies are given.
+    /// Whether q and k are rotated if rotary frequencies are given.
     #[getter]
     fn rope(&self) -> bool {
         self.0.rope
@@ -103,7 +103,7 @@ impl Variant {
         self.0.inference_only()
     }
 
-    /// Whether nothing beyond q, k and v is read.
+    /// Whether q, k and v are the only inputs.
     #[getter]
     fn has_no_extras(&self) -> bool {
         termwise_attention::AuxTensor::all().all(|aux| !self.0.needs(aux))
@@ -115,12 +115,12 @@ impl Variant {
         self.0.state_size(dim, value_dim.unwrap_or(dim)).map(|floats| floats.saturating_mul(4))
     }
 
-    /// Source of a PyTorch module that computes it, and needs nothing of termwise.
+    /// Source of a PyTorch module that computes the variant without termwise.
     fn to_torch(&self) -> PyResult<String> {
         termwise_analysis::export::torch(&self.0, &format!("termwise {}", env!("CARGO_PKG_VERSION"))).map_err(value)
     }
 
-    /// What it is made of, its formula, and what it costs.
+    /// Parts, formula and cost.
     fn describe<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         let described = compute(py, || describe(&[&self.0.to_string()], Default::default()))?.map_err(value)?;
         let found = Found::of(&Described { sizes: Default::default(), variants: described });

@@ -1,4 +1,4 @@
-"""The operators, the function and the module."""
+"""The operators, the function :func:`attention` and the module :class:`Attention`."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from .engine.extras import _add_extras, _extras_of
 _ELSEWHERE = {
     "is_causal": "attention is always causal",
     "attn_mask": "attention is causal; a window is part of the variant, and padding is given by lengths",
-    "dropout_p": "weights are not dropped",
-    "enable_gqa": "k and v with fewer heads than q are grouped without it",
+    "dropout_p": "dropout is not supported",
+    "enable_gqa": "k and v may always have fewer heads than q",
 }
 #: Engines of :func:`attention`.
 Engine = Literal["auto", "fused", "reference", "torch"]
@@ -31,13 +31,13 @@ Backend = Literal["blocked", "flex"]
 _FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 
-#: Layers with a rope that is more than a base, by a name that the operator is given in the place of a variant.
+#: Layers whose RoPE is not given by a base alone, by the name that the operator receives instead of a variant string.
 _registered: WeakValueDictionary[str, Layer] = WeakValueDictionary()
 _numbers = count()
 
 
 def register(layer: Layer) -> str:
-    """A name for a layer that stands for its variants and its rope, as long as the layer is there."""
+    """Return the name under which the operator finds a layer while the layer exists."""
     known = next((key for key, other in _registered.items() if other is layer), None)
     key = known or f"layer={next(_numbers)}"
     _registered[key] = layer
@@ -53,8 +53,7 @@ def _find(variant: str, heads: int, kv_heads: int, dim: int, value_dim: int, rop
 
 @torch.compiler.assume_constant_result
 def _facts(variant: str, heads: int, kv_heads: int, dim: int, value_dim: int, rope: float | None) -> tuple[str | None, tuple[Any, ...]]:
-    """What compiled code may know of a layer: why it has no backward pass, and of each extra its name, whether it is logits,
-    its shape."""
+    """Constants of a layer for compiled code: the reason why it has no backward pass, and name, kind and shape of each auxiliary input."""
     layer = _find(variant, heads, kv_heads, dim, value_dim, rope)
     without = ((own, own.inference_only) for own in layer.variants)
     refusal = next((f"{str(own)!r}: `{part}` is inference-only and has no backward pass; compute under torch.no_grad(), or train without `{part}`" for own, part in without if part), None)
@@ -63,7 +62,7 @@ def _facts(variant: str, heads: int, kv_heads: int, dim: int, value_dim: int, ro
 
 @torch.compiler.disable
 def _complain(variant: str, heads: int, kv_heads: int, dim: int, value_dim: int, rope: float | None, names: tuple[str, ...]) -> None:
-    """Raises where names are missing or unknown."""
+    """Raise an error for missing or unknown names."""
     _find(variant, heads, kv_heads, dim, value_dim, rope)._extras(dict.fromkeys(names, True))
 
 
@@ -72,7 +71,7 @@ def _sizes(q: Tensor, k: Tensor, v: Tensor) -> tuple[int, int, int, int]:
 
 
 def _array(x: Tensor, dtype: torch.dtype) -> Any:
-    """The tensor's own memory, where it is of that type."""
+    """The memory of the tensor if it has this type, otherwise a copy."""
     return x.detach().to(dtype).numpy()
 
 
@@ -114,7 +113,7 @@ def _attention(
     saved = [torch.empty(shape, dtype=torch.float32) for shape in _saved_shapes(q, v, saves)]
     given = _given(q, k, v, extras, (lengths, cu_seqlens), dtype)
     _warn_nonpositive(layer, layer._core.forward(given, y.numpy(), [x.numpy() for x in saved] if saves else None, not reference, mode))
-    return y.to(q.dtype), *saved
+    return y.to(q.dtype), saved[0], saved[1], saved[2]
 
 
 @_attention.register_fake
@@ -171,10 +170,10 @@ def _backward(ctx: Any, dy: Tensor, *_: Any) -> tuple[Any, ...]:
 _attention.register_autograd(_backward, setup_context=_setup)
 
 
-# Not traced: the engine plans blocks in Python from sizes and variant strings, and its autograd functions recompute blocks in the backward pass.
+# Not traced: the engine plans blocks in Python, and its autograd functions call autograd to recompute blocks in the backward pass.
 @torch.compiler.disable
 def _attend(key: tuple[Any, ...], x: tuple[Tensor, ...], extras: Mapping[str, Tensor], spans: tuple[Tensor | None, Tensor | None], mode: str) -> Tensor:
-    """The engine of plain PyTorch operations. ``key`` are the arguments of :func:`_find`."""
+    """The PyTorch engine. ``key`` are the arguments of :func:`_find`."""
     return _attend_documents(_find(*key), x, extras, spans, mode=mode)
 
 
@@ -271,7 +270,7 @@ def attention(
         if x.dtype not in _FLOATS:
             raise TypeError(f"{name} is {x.dtype}: convert it to float32, bfloat16, float16 or float64")
         if x.layout != torch.strided:
-            raise TypeError(f"{name} is {x.layout}: make it dense with .to_dense()")
+            raise TypeError(f"{name} is {x.layout}: convert it with .to_dense()")
     if len({x.dtype for x in (q, k, v)}) > 1:
         raise TypeError(f"q, k and v are {q.dtype}, {k.dtype} and {v.dtype}: convert them to one dtype")
     for name, x in (("q", q), ("k", k), ("v", v)):
@@ -279,7 +278,7 @@ def attention(
             raise InputError(f"{name} has shape {tuple(x.shape)}, expected [batch, time, heads, dimension] with heads and dimension above 0")
     if q.shape[:2] != k.shape[:2] or k.shape[:3] != v.shape[:3] or q.shape[3] != k.shape[3]:
         shapes = ", ".join(str(tuple(x.shape)) for x in (q, k, v))
-        raise InputError(f"q, k and v have shapes {shapes}, expected [batch, time, heads, dim] and twice [batch, time, kv_heads, …]: tensors are not transposed here")
+        raise InputError(f"q, k and v have shapes {shapes}, expected [batch, time, heads, dim], [batch, time, kv_heads, dim] and [batch, time, kv_heads, value_dim]: heads come after time")
     text = _text(variant) if scale is None else _scaled(_text(variant), float(scale))
     key = (text, *_sizes(q, k, v), rope)
     refusal, known = _facts(*key)
@@ -297,16 +296,16 @@ def attention(
     if cu_seqlens is not None:
         cu_seqlens = _boundaries(cu_seqlens, *q.shape[:2])
         if lengths is not None:
-            raise InputError("lengths and cu_seqlens both describe the sequences: give one of them")
+            raise InputError("lengths and cu_seqlens are both given: give one of them")
     if engine not in ("auto", "fused", "reference", "torch"):
         raise InputError(f"engine must be 'auto', 'fused', 'reference' or 'torch', found {engine!r}")
     if backend not in ("blocked", "flex"):
         raise InputError(f"backend must be 'blocked' or 'flex', found {backend!r}")
     if backend == "flex":
         if engine not in ("auto", "torch"):
-            raise InputError(f"backend='flex' belongs to engine='torch', found engine={engine!r}")
+            raise InputError(f"backend='flex' needs engine='torch', found engine={engine!r}")
         if mode not in ("auto", "parallel"):
-            raise InputError(f"backend='flex' computes in parallel, found mode={mode!r}: leave one of them out")
+            raise InputError(f"backend='flex' needs mode='parallel' or 'auto', found mode={mode!r}")
         engine = "torch"
     train = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v, *values))
     if train and refusal:
@@ -314,17 +313,17 @@ def attention(
     names = tuple(name for name, *_ in known)
     if initial_state is not None or output_final_state:
         if train or cu_seqlens is not None or engine not in ("auto", "fused"):
-            raise InputError("a state has no gradients and is computed by the fused engine: call attention under torch.no_grad(), without cu_seqlens and engine")
+            raise InputError("states have no gradients and need the fused engine: call attention under torch.no_grad(), without cu_seqlens and engine")
         y, state = _continue(key, (q, k, v), dict(zip(names, values, strict=True)), lengths, initial_state)
         return (y, state) if output_final_state else y
     here = q.device.type in ("cpu", "meta")
     if engine in ("fused", "reference") and not here:
         raise InputError(f"q is on {q.device}, and engine={engine!r} computes on the CPU: use engine='torch', or move tensors with .cpu()")
     if 0 in q.shape[:2]:
-        # Nothing to compute; the output has a gradient as any other.
+        # An empty output that has a gradient.
         return v.repeat_interleave(q.shape[2] // k.shape[2], 2) + 0 * (q.sum() + k.sum() + sum(x.sum() for x in values))
     if backend == "flex":
-        # Not disabled for the compiler: FlexAttention needs it.
+        # Visible to the compiler, which FlexAttention needs.
         return _attend_documents(_find(*key), (q, k, v), dict(zip(names, values, strict=True)), (lengths, cu_seqlens), backend=backend)
     if engine == "torch" or not here:
         return _attend(key, (q, k, v), dict(zip(names, values, strict=True)), (lengths, cu_seqlens), mode)
@@ -333,27 +332,27 @@ def attention(
 
 @torch.compiler.disable
 def _continue(key: tuple[Any, ...], x: tuple[Tensor, ...], extras: Mapping[str, Tensor], lengths: Tensor | None, state: State | None) -> tuple[Tensor, State]:
-    """The outputs from a state on, and the state after them. The state is computed on the CPU in float32."""
+    """The outputs after a state, and the state after them, computed on the CPU in float32."""
     state = _find(*key).state(x[0].shape[0]) if state is None else state.copy()
     arrays = [t.detach().float().cpu().numpy() for t in x]
     own = {name: t.detach().float().cpu().numpy() for name, t in extras.items()}
-    y = state.extend(*arrays, lengths=None if lengths is None else lengths.tolist(), **own)
+    y = state.extend(*arrays, lengths=None if lengths is None else lengths.tolist(), mode="auto", **own)
     return torch.from_numpy(y).to(x[0]), state
 
 
 def _scaled(text: str, scale: float) -> str:
     for one in text.split("|"):
         if any(word.startswith("scale=") for word in one.split()):
-            raise InputError(f"{one!r} has a scale of its own: leave out scale={scale!r}")
+            raise InputError(f"{one!r} already has a scale: leave out scale={scale!r}")
     return "|".join(f"{one} scale={scale!r}" for one in text.split("|"))
 
 
 def _text(variant: Variants) -> str:
-    """The form that operators take: variant strings joined by a bar."""
+    """The argument of the operators: variant strings joined by a bar."""
     if isinstance(variant, (str, Variant)):
         return str(variant)
     if not isinstance(variant, Sequence):
-        raise TypeError(f"a variant is a string such as 'taylor=0..4 norm=l2', a Variant, or one for each head, found {type(variant).__name__}")
+        raise TypeError(f"a variant is a string such as 'taylor=0..4 norm=l2', a Variant, or one per head, found {type(variant).__name__}")
     return "|".join(str(one) for one in variant)
 
 
@@ -367,7 +366,7 @@ def _whole(name: str, values: Tensor | Sequence[int], shape: tuple[int, ...] | N
 
 def _lengths(lengths: Tensor | Sequence[int], batch: int, time: int) -> Tensor:
     found = _whole("lengths", lengths, (batch,))
-    # Compiled code cannot ask for values.
+    # Compiled code has no access to values.
     if not torch.compiler.is_compiling() and (bool((found < 0).any()) or bool((found > time).any())):
         raise InputError(f"lengths must be from 0 to {time}, found {found.tolist()}")
     return found
@@ -452,8 +451,9 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor, lengths: Tensor | Sequence[int] | None = None, cu_seqlens: Tensor | Sequence[int] | None = None) -> Tensor:
         """Outputs [batch, time, hidden] of hidden states x; ``lengths`` and ``cu_seqlens`` as for :func:`attention`."""
+        q, k, v = self._project(x)
         y = attention(
-            *self._project(x), self.variant, rope=self.layer.rope, lengths=lengths, cu_seqlens=cu_seqlens, engine=self.engine, backend=self.backend,
+            q, k, v, self.variant, output_final_state=False, rope=self.layer.rope, lengths=lengths, cu_seqlens=cu_seqlens, engine=self.engine, backend=self.backend,
             **_extras_of(self, self.layer, x),
         )  # fmt: skip
         return self.o_proj(y.flatten(2))
@@ -474,9 +474,8 @@ class Attention(nn.Module):
         >>> torch.allclose(y, layer(x)[:, 4:], atol=1e-5), state.positions
         (True, [5])
         """
-        y, state = attention(
-            *self._project(x), self.variant, rope=self.layer.rope, initial_state=state, output_final_state=True, **_extras_of(self, self.layer, x)
-        )
+        q, k, v = self._project(x)
+        y, state = attention(q, k, v, self.variant, output_final_state=True, rope=self.layer.rope, initial_state=state, **_extras_of(self, self.layer, x))
         return self.o_proj(y.flatten(2)), state
 
     def extra_repr(self) -> str:

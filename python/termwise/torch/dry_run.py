@@ -1,8 +1,8 @@
-"""``python -m termwise.torch.dry_run SETTINGS…``: every model once on the meta device, where tensors have shapes and no numbers.
+"""``python -m termwise.torch.dry_run SETTINGS…``: shapes and memory of a training step on the meta device, where tensors have no values.
 
-For files of settings such as ``termwise reproduce --scale paper`` writes. A step is gone through forward and backward at its full size, whatever this machine is: what does not fit
-together fails here and not on a cluster. It says what a device must hold: weights, gradient and two moments of AdamW; what autograd keeps for the backward pass of the rows of one
-batch, with and without activation checkpointing; and the largest tensor on the way.
+For files of settings such as those of ``termwise reproduce --scale paper``. A forward and a backward pass run at full size on any machine, so errors of shapes are found before a
+cluster is used. It prints the memory that a device needs: weights, gradient and two moments of AdamW; activations that autograd keeps for one batch, with and without activation
+checkpointing; and the largest tensor.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from torch.utils._pytree import tree_leaves
 from .. import _core
 from .model import Model
 
-#: Of the paper's tokenizer, which is not asked for here.
+#: Vocabulary of the paper's tokenizer, which a dry run does not need.
 VOCABULARY = 32_000
 
 
 @dataclass(frozen=True)
 class Found:
-    """Bytes are of one device that holds the whole model."""
+    """Bytes on one device with the whole model."""
 
     settings: str
     attention: str
@@ -37,18 +37,18 @@ class Found:
     length: int
     #: Weights, gradient and moments.
     held: int
-    #: What autograd keeps for the backward pass, blocks computed again.
+    #: Activations that autograd keeps with activation checkpointing.
     kept: int
-    #: The same without computing again.
+    #: Activations without activation checkpointing.
     kept_without_checkpointing: int
     #: The largest tensor of a step.
     largest: int
-    #: The largest of them but for weights, their gradients and logits: what attention and the rest of a block need on the way.
+    #: The largest tensor inside blocks, without weights, their gradients and logits.
     largest_of_blocks: int
 
 
 class _Largest(TorchDispatchMode):
-    """Watches results of operations."""
+    """Records the sizes of the results of all operations."""
 
     def __init__(self, model: Model) -> None:
         super().__init__()
@@ -61,7 +61,7 @@ class _Largest(TorchDispatchMode):
         found = func(*args, **(kwargs or {}))
         for x in tree_leaves(found):
             if isinstance(x, torch.Tensor):
-                # Expanded views hold no more than what they show.
+                # Expanded views have less storage than elements.
                 size = min(x.numel() * x.element_size(), x.untyped_storage().nbytes())
                 self.bytes = max(self.bytes, size)
                 if tuple(x.shape) not in self.weights and self.vocabulary not in x.shape:
@@ -70,7 +70,7 @@ class _Largest(TorchDispatchMode):
 
 
 def kept_bytes(model: Model, rows: int, length: int, bfloat16: bool = False) -> tuple[int, int, int]:
-    """Bytes that autograd keeps of a forward pass on the meta device, parameters not counted; those of the largest tensor of both passes; and of the largest that is no weight and no logits."""
+    """Bytes that autograd keeps after a forward pass, without parameters; of the largest tensor of both passes; and of the largest that is neither weight nor logits."""
     ids = torch.zeros(rows, length, dtype=torch.long, device="meta")
     own = {p.untyped_storage()._cdata for p in model.parameters()}
     seen: dict[int, int] = {}
@@ -80,7 +80,7 @@ def kept_bytes(model: Model, rows: int, length: int, bfloat16: bool = False) -> 
         storage = x.untyped_storage()
         if storage._cdata not in own:
             seen[storage._cdata] = storage.nbytes()
-            # Held, so that its address is not given to another.
+            # A reference keeps the address from being reused.
             alive.append(storage)
         return x
 
@@ -95,7 +95,7 @@ def kept_bytes(model: Model, rows: int, length: int, bfloat16: bool = False) -> 
 
 
 def dry_run(files: Iterable[Path], vocabulary: int = VOCABULARY) -> Iterable[Found]:
-    """One after the other; a model that cannot be is an error that names its file."""
+    """Dry runs of these files, one after the other."""
     for file in files:
         settings, config = _core.model_of_settings(file.read_text(), vocabulary)
         words = json.loads(settings)
@@ -109,8 +109,8 @@ def dry_run(files: Iterable[Path], vocabulary: int = VOCABULARY) -> Iterable[Fou
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="termwise.torch.dry_run", description=(__doc__ or "").split("\n\n")[1])
     parser.add_argument("settings", nargs="+", type=Path, help="TOML files with settings, or folders of them")
-    parser.add_argument("--vocabulary", type=int, default=VOCABULARY, help=f"tokens of the data, where settings do not say ({VOCABULARY})")
-    parser.add_argument("--json", action="store_true", help="a line of JSON for each")
+    parser.add_argument("--vocabulary", type=int, default=VOCABULARY, help=f"vocabulary, if the settings have none [default: {VOCABULARY}]")
+    parser.add_argument("--json", action="store_true", help="print one line of JSON per file")
     given = parser.parse_args(arguments)
     files = [file for place in given.settings for file in (sorted(place.rglob("*.toml")) if place.is_dir() else [place])]
     if not given.json:

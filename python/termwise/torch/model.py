@@ -1,11 +1,11 @@
-"""Models of every family that termwise reads, in torch: the names of their tensors are those of checkpoints.
+"""Language models in PyTorch. Tensors have the names of checkpoints.
 
     x = scale·embedding(ids)
     for each block:  h = norm(x);  x += after(output(attention(qkv(h), gates(h))))
                      h = norm(x);  x += after(down(act(gate(h))·up(h)))
     logits = cap(lm_head(norm(x)))
 
-What a family has beyond a Llama, or instead, comes from the Rust side as plain data (``_core.model_of_config``): one description for all engines.
+The differences between families come from Rust as plain data (``_core.model_of_config``), one description for all engines.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import os
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -26,13 +26,13 @@ from .._attention import Layer
 from .engine import attend
 from .engine.kernels import without_autocast
 
-#: Logits computed at a time: more are cut into pieces, each computed again in the backward pass.
+#: Largest number of logits at a time. More are computed in pieces, which the backward pass recomputes.
 _LOGITS = 1 << 26
 
 
 @dataclass(frozen=True)
 class Outline:
-    """What a model computes around attention."""
+    """The parts of a model around attention."""
 
     layers: int
     heads: int
@@ -54,7 +54,7 @@ class Outline:
 
     @classmethod
     def read(cls, text: str) -> Outline:
-        found = {key: tuple(x) if isinstance(x, list) else x for key, x in json.loads(text).items()}
+        found: dict[str, Any] = {key: tuple(x) if isinstance(x, list) else x for key, x in json.loads(text).items()}
         found["tensors"] = tuple((name, tuple(shape), matrix) for name, shape, matrix in found["tensors"])
         return cls(**found)
 
@@ -64,7 +64,7 @@ def _linear(owner: nn.Module, x: Tensor) -> Tensor:
 
 
 def _grow(root: nn.Module, name: str, shape: tuple[int, ...], device: Any) -> None:
-    """Gives a tree of modules a parameter under its dotted name."""
+    """Add a parameter with a dotted name to a tree of modules."""
     *places, last = name.split(".")
     for place in places:
         if not hasattr(root, place):
@@ -95,7 +95,7 @@ class Block(nn.Module):
         return x + self._norm(after, self._mlp(self._norm(before, x)))
 
     def _attention(self, h: Tensor, lengths: Tensor | None) -> Tensor:
-        o, own = self.outline, self.self_attn
+        o, own = self.outline, cast(Any, self.self_attn)
         widths = [o.heads * o.head_dim, o.kv_heads * o.head_dim, o.kv_heads * o.head_dim]
         parts = _linear(own.qkv_proj, h).split(widths, -1) if o.fused else [_linear(p, h) for p in (own.q_proj, own.k_proj, own.v_proj)]  # type: ignore[union-attr]
         q, k, v = (part.unflatten(-1, (-1, o.head_dim)) for part in parts)
@@ -109,7 +109,7 @@ class Block(nn.Module):
             for part in extra.tensor.split("."):
                 value = getattr(value, part)
             if extra.logits:
-                # Gates decide over sums of many positions: float32, whatever autocast says.
+                # Gates multiply sums over many positions: float32 also under autocast.
                 with without_autocast(h):
                     found[extra.name] = F.linear(h.to(value.weight.dtype), value.weight, getattr(value, "bias", None))
             else:
@@ -124,14 +124,14 @@ class Block(nn.Module):
 
 
 def _rms_norm(x: Tensor, weight: Tensor, offset: float, eps: float) -> Tensor:
-    """In float32, whatever x is."""
+    """Computed in float32."""
     y = x.float()
     y = y * torch.rsqrt(y.square().mean(-1, keepdim=True) + eps)
     return y * (weight + offset)
 
 
 class Model(nn.Module):
-    """A causal language model in PyTorch, of any family that termwise reads.
+    """A causal language model in PyTorch, of any family of termwise except GPT-NeoX and StableLM.
 
     ``Model(config)`` has zero weights; :meth:`load` reads the weights of a model, a run or a checkpoint.
 
@@ -155,7 +155,7 @@ class Model(nn.Module):
         positions = positions or json.loads(config).get("max_position_embeddings", 2048)
         text, layers = _core.model_of_config(config, positions)
         self.outline = Outline.read(text)
-        # Tensors come in the order of a checkpoint; layers are modules of their own, so that they can be spread over devices one by one.
+        # Tensors are in the order of a checkpoint. Each layer is a module, so layers can be distributed over devices.
         self.model = nn.Module()
         self.model.layers = nn.ModuleList(Block(self.outline, Layer._of(config, index, positions, core), mode) for index, core in enumerate(layers))
         for name, shape, _ in self.outline.tensors:
@@ -165,7 +165,7 @@ class Model(nn.Module):
     def load(cls, name: str | os.PathLike[str], **options: Any) -> Model:
         """Load a model by a name that :func:`termwise.load` accepts."""
         core = _core.load_model(os.fspath(name), None)
-        model = cls(core.config_json, **options)
+        model = cls(core.config, **options)
         with torch.no_grad():
             for tensor, parameter in model.named_parameters():
                 room = np.empty(parameter.shape, np.float32)
@@ -180,7 +180,7 @@ class Model(nn.Module):
         if o.embedding_scale != 1.0:
             x = x * o.embedding_scale
         for block in inner.layers:  # type: ignore[union-attr]
-            # What a block computed is computed again in the backward pass; its input alone is kept.
+            # Only the input of a block is kept; the backward pass recomputes the rest.
             x = checkpoint(block, x, lengths, use_reentrant=False) if self.checkpointing and torch.is_grad_enabled() else block(x, lengths)
         return _rms_norm(x, inner.norm.weight, o.norm_offset, o.norm_eps)  # type: ignore[union-attr,arg-type]
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -15,11 +14,10 @@ from .recurrent import Past, attend_whole, extend
 from .variant import VARIANT
 
 
-@dataclass(frozen=True)
-class Extra:
-    """A projection or parameter beside those of q, k and v."""
+class Extra(NamedTuple):
+    """A projection or parameter besides those of q, k and v."""
 
-    #: As the engine knows it, and as checkpoints do.
+    #: Name in the engine, and in checkpoints.
     name: str
     tensor: str
     shape: tuple[int, ...]

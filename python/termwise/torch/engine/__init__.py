@@ -1,18 +1,18 @@
-"""The algebra of attention in plain torch operations: any device that PyTorch knows, gradients of everything, memory linear in T.
+"""The algebra of attention in PyTorch operations, for any device, with gradients of all inputs and memory linear in T.
 
     y_t = P_t ⊙ N( O_t · (1/D_t) · Σ_{s visible from t}  M_ts · w_c(x_ts) · I_s · u_s )
 
-The way of a call, a file for each stretch of it:
+The stages of a call, one file each:
 
-``parts``      what the layer is made of, as the Rust side has parsed it
-``prepare``    q, k, v → what meets in scores: convolution, norm, RoPE, projection, φ; gates and decays
+``parts``      the parts of the layer, parsed in Rust
+``prepare``    from q, k and v to the inputs of scores: convolution, norm, RoPE, projection, φ; gates and decays
 ``kernels``    w(x), also for long series
-``naive``      the sums over keys as the formula has them, T×T: for reading and for tests
-``blocked``    the same by blocks of queries, computed again in the backward pass; ``states``: far keys through their state
-``flex``       the same by FlexAttention, where weights are not negative
+``naive``      the sums over keys as in the formula, T×T: for reading and for tests
+``blocked``    the same in blocks of queries, recomputed in the backward pass; ``states``: keys through a recurrent state
+``flex``       the same with FlexAttention, for non-negative weights
 ``epilogue``   denominator, gates, norm
 
-Everything but ``blocked`` is differentiated by autograd.
+Autograd differentiates everything except ``blocked``.
 """
 
 from .attention import attend

@@ -1,4 +1,4 @@
-"""A call: prepare, sum, finish; for each variant of the layer once."""
+"""A call: prepare, sum, finish, once per variant of the layer."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def attend(
 ) -> Tensor:
     """y [B, T, H, e] of a layer for q [B, T, H, d], k [B, T, G, d], v [B, T, G, e] on any device.
 
-    float64 is computed in float64, everything else in float32, with scores of bfloat16 products where the kernel allows it; y has the type of q. ``mode`` may also be
-    ``"naive"``, the T×T formula. ``backend="flex"`` computes the sums by FlexAttention.
+    float64 is computed in float64, other types in float32. Scores of bfloat16 q and k are bfloat16 products if the kernel allows it. y has the type of q. ``mode`` may also be
+    ``"naive"``, the T×T formula. ``backend="flex"`` computes the sums with FlexAttention.
     """
     read = _parts(layer._core.parts)
     work = torch.float64 if q.dtype == torch.float64 else torch.float32
@@ -80,7 +80,7 @@ def _selected(x: Tensor, own: tuple[int, ...], groups: int, each: int) -> Tensor
 
 
 def _of_heads(extras: Mapping[str, Tensor], own: tuple[int, ...], heads: int) -> dict[str, Tensor]:
-    """What the epilogue reads of these heads."""
+    """The auxiliary inputs with the gates of these heads only."""
     if len(own) == heads:
         return dict(extras)
     found = dict(extras)

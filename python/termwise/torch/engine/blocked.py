@@ -1,22 +1,21 @@
-"""The sums over keys, block of queries by block of queries; nothing of T×T is kept, and the backward pass computes every block again.
+"""The sums over keys in blocks of queries. No T×T tensor is kept, and the backward pass recomputes every block.
 
-``parallel``: a block of L queries meets all keys that it sees, [L, T] weights at a time. ``chunk``: it meets the keys of its own block, and those of a window; all others
-through a state that is carried from block to block,
+``parallel``: a block of L queries computes the weights of all visible keys, [L, T] at a time. ``chunk``: it computes the weights of the keys in its block and its window. Other keys
+are summed in a recurrent state that passes from block to block,
 
     U_t = Σ_{s exact} w_ts·u_s + e^{log_t}·Φ(q_t)ᵀ·H,     H ← M·H + Σ_s Φ(k_s)·u_sᵀ
 
-One function computes a block, for both passes: in the backward pass its inputs are leaves, autograd differentiates it, and the gradients are added up from the last block
-to the first, since u and H of a block depend on those before.
+One function computes a block in both passes. In the backward pass its inputs are leaves, autograd differentiates it, and gradients are summed from the last block
+to the first, since u and H of a block depend on earlier blocks.
 
-Where something later cancels it, ρ is taken out of the weights of a row: their maximum, or for polynomials of high degree a bound of them. y does not depend on it, so that it
-is a constant for gradients.
+The log scale ρ is removed from the weights of a row if a later stage cancels it: their maximum, or a bound for polynomials of high degree. y does not depend on ρ, which is a constant
+for gradients.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -27,57 +26,56 @@ from .naive import bounded, is_far, is_near
 from .parts import Variant, Weighing
 from .states import monomial_count, monomials, reading
 
-#: Weights of a block, over all heads and batch rows: so many fit into a processor's caches, and so many keep an accelerator busy.
+#: Weights per block over all heads and batch rows: few enough for CPU caches, or enough to use an accelerator.
 _BUDGET = {"cpu": 1 << 22}
 _USUAL_BUDGET = 1 << 24
-#: Positions of a chunk where none are given.
+#: Default length of a chunk.
 CHUNK = 64
-#: The largest state of a head in values, as that of the native engine: 1 GiB of float32.
+#: The largest state of a head in values, as in the native engine: 1 GiB of float32.
 _MAX_STATE = 1 << 28
-#: Rows within which decays by channel are taken pair by pair: products of both sides could overflow there.
+#: Rows within which channel decays are computed per pair, since factored ones could overflow.
 _STRIP = 16
 
-#: Keys of a piece: tensors of one size follow each other into the same memory, where ones that grow from block to block would each take new.
+#: Keys of a piece. Tensors of equal size reuse memory; tensors that grow from block to block would allocate.
 _PIECE = 1024
 
 Take = Callable[..., Any]
 
 
 def _pieces(start: int, end: int) -> Iterator[tuple[int, int]]:
-    """Cuts a run of keys at multiples of the piece."""
+    """Split a range of keys at multiples of the piece."""
     while start < end:
         stop = min(end, (start // _PIECE + 1) * _PIECE)
         yield start, stop
         start = stop
 
 
-@dataclass(frozen=True)
-class Plan:
-    """How a call is cut into blocks."""
+class Plan(NamedTuple):
+    """The blocks of a call."""
 
     variant: Variant
     time: int
     #: Queries of a block.
     rows: int
-    #: Whether keys before a block are met through their state.
+    #: Whether keys before a block are summed in a state.
     chunk: bool
 
     @property
     def rescale(self) -> str:
-        """States have no frame to hold a polynomial's ρ in."""
+        """States cannot store the ρ of a polynomial."""
         return "none" if self.chunk and self.variant.rescale == "multiply" else self.variant.rescale
 
     def blocks(self) -> list[tuple[int, int]]:
         return [(a, min(a + self.rows, self.time)) for a in range(0, self.time, self.rows)]
 
     def remembered_before(self, a: int) -> int:
-        """Keys up to which a state holds them when the block from a on begins: all before it, or those that have left every window."""
+        """End of the keys that the state contains at the block that starts at a: all earlier keys, or those outside of all windows."""
         if self.variant.window is None:
             return a
         return max(min(self.variant.sinks, a), a - self.variant.window + 1, 0)
 
     def segments(self, a: int, b: int) -> Iterator[tuple[str, int, int]]:
-        """Runs of keys that the queries from a to b meet one by one, with their class; none goes across a, and none before it is longer than a piece."""
+        """Ranges of near and far keys whose weights the queries from a to b compute. None crosses a, and none before a is longer than a piece."""
         v = self.variant
         if v.window is None:
             runs = [("near", 0 if not self.chunk else a, b)]
@@ -96,14 +94,14 @@ class Plan:
 
 
 def has_state(variant: Variant, width: int, values: int) -> bool:
-    """Whether keys of so many numbers, with values of so many, can be met through a state."""
+    """Whether keys of dimension ``width`` with values of dimension ``values`` can be summed in a state."""
     if variant.remembered is None or variant.remembered.state is None:
         return False
     return monomial_count(width, [n for n, _ in variant.remembered.state]) * (values + 1) <= _MAX_STATE
 
 
 def plan(variant: Variant, q: Tensor, width: int, values: int, mode: str) -> Plan:
-    """For q [B, T, H, d], in mode "parallel", "chunk", "chunk=L" or "auto". ``width``: numbers of a key that a state is made of; ``values``: of a value. Chunks need a state."""
+    """The blocks for q [B, T, H, d] in mode "parallel", "chunk", "chunk=L" or "auto". ``width`` and ``values`` are dimensions, as for :func:`has_state`."""
     batch, time, heads = q.shape[:3]
     word, _, length = mode.partition("=")
     able = has_state(variant, width, values)
@@ -115,7 +113,7 @@ def plan(variant: Variant, q: Tensor, width: int, values: int, mode: str) -> Pla
     if word == "auto" and able:
         assert variant.remembered is not None and variant.remembered.state is not None
         orders = [n for n, _ in variant.remembered.state]
-        # Operations of a position: T/2 keys of d + e numbers against as many monomials of e numbers, three times (read, write, and their own making).
+        # Operations per position: T/2 keys of dimension d + e, or all monomials times e, three times (to read, to write, to compute them).
         chunk = max(orders) <= 8 and time - (variant.window or 0) > 6 * monomial_count(width, orders) + CHUNK
     if chunk and able:
         return Plan(variant, time, min(int(length) if length else CHUNK, time), True)
@@ -126,14 +124,14 @@ def plan(variant: Variant, q: Tensor, width: int, values: int, mode: str) -> Pla
 
 
 class _Block:
-    """One block: what ``_Sums`` runs forward, and again to differentiate it."""
+    """One block, computed by ``_Sums`` in both passes."""
 
     def __init__(self, plan: Plan, take: Take, a: int, b: int, state: Tensor | None) -> None:
         self.plan, self.variant, self.take, self.a, self.b, self.state = plan, plan.variant, take, a, b, state
         self.work = torch.float64 if take("near_q", a, b).dtype == torch.float64 else torch.float32
 
     def run(self, rho: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
-        """U, z, ρ, u of the block where there is a write rule, and the state behind it."""
+        """U, z, ρ, u of the block with a write rule, and the state after the block."""
         take, a, b, v = self.take, self.a, self.b, self.variant
         written = self._written() if v.write is not None else None
         scored = [(start, end, *self._scores(place, start, end)) for place, start, end in self.plan.segments(a, b)]
@@ -148,7 +146,7 @@ class _Block:
                 w = w * key_weight.unsqueeze(-2)
             u = take("v", start, end) if written is None else written if start == a else take("u", start, end)
             part = (w.to(u.dtype) @ u).to(w.dtype)
-            total, z = (part, sum_w) if total is None else (total + part, z + sum_w)
+            total, z = (part, sum_w) if total is None or z is None else (total + part, z + sum_w)
         assert total is not None and z is not None
         if read is not None:
             part, log = read
@@ -162,7 +160,7 @@ class _Block:
         return total, z, rho, written, self._next_state(written)
 
     def _log_decay(self, keys: tuple[int, int] | None, at: int) -> tuple[Tensor | None, Tensor | None]:
-        """C_t of the rows and C_s of the keys less C at a position: differences are what matters, and small numbers keep them."""
+        """C_t of the rows and C_s of the keys minus C at a position, which keeps differences accurate."""
         c = self.take("decay", self.a, self.b)
         if c is None:
             return None, None
@@ -171,7 +169,7 @@ class _Block:
         return (c - start).to(self.work), None if of_keys is None else of_keys.to(self.work)
 
     def _scores(self, place: str, start: int, end: int) -> tuple[Weighing, Tensor, Tensor | None, Tensor | None]:
-        """Of a run of keys: how they are weighed, what enters w (with the log of what multiplies it for exp), that log elsewhere, and which are seen."""
+        """Of a range of keys: their weighing, the argument of w (for exp plus the log of the decay), the log of the decay for other kernels, and the mask."""
         take, a, b, v = self.take, self.a, self.b, self.variant
         weighing = v.near if place == "near" else v.far
         assert weighing is not None
@@ -186,13 +184,13 @@ class _Block:
             x, log = x if log is None else x + log, None
             x = x if seen is None else x.masked_fill(~seen, -torch.inf)
         elif seen is not None:
-            # What is not seen must not overflow either: its gradient would be 0·∞.
+            # Masked pairs must not overflow: their gradient would be 0·∞.
             x = x.masked_fill(~seen, 0.0)
             log = None if log is None else log.expand(x.shape).masked_fill(~seen, 0.0)
         return weighing, x, log, seen
 
     def _seen(self, place: str, start: int, end: int, device: torch.device) -> Tensor | None:
-        """Which pairs count; None where all do."""
+        """The mask of pairs; None if all are visible."""
         v, a, b = self.variant, self.a, self.b
         if place == "near" and end <= a and (v.window is None or start > b - 1 - v.window or end <= v.sinks):
             return None
@@ -203,7 +201,7 @@ class _Block:
         return is_near(v, t, s) if place == "near" else is_far(v, t, s)
 
     def _products(self, q: Tensor, k: Tensor, start: int, end: int) -> Tensor:
-        """q_t·k_s, with the decay by channel between them where there is one."""
+        """q_t·k_s, with channel decay if the variant has it."""
         c = self.take("channel_decay", self.a, self.b)
         if c is None:
             return q @ k.transpose(-1, -2)
@@ -275,7 +273,7 @@ class _Block:
         return w if seen is None else w.masked_fill(~seen, 0.0)
 
     def _written(self) -> Tensor:
-        """u of the block: one unit lower triangular solve, after what earlier writes answer has been taken back."""
+        """u of the block: one unit lower triangular solve after the terms of earlier writes are subtracted."""
         take, a, b, v = self.take, self.a, self.b, self.variant
         assert v.write is not None
         k, beta, rest = take("near_k", a, b), take("beta", a, b).unsqueeze(-1), take("v", a, b)
@@ -291,7 +289,7 @@ class _Block:
         return torch.linalg.solve_triangular(own, rest, upper=False, unitriangular=True)
 
     def _answers(self, k: Tensor, start: int, end: int) -> Tensor:
-        """M_ts·w(x̂_ts) of keys of the block with keys from start to end; those that come later are 0."""
+        """M_ts·w(x̂_ts) of the keys of the block with keys from start to end; 0 for later keys."""
         take, a, v = self.take, self.a, self.variant
         assert v.write is not None
         x = bounded(v.near, v.write[1] * self._products(k, take("near_k", start, end), start, end))
@@ -304,13 +302,13 @@ class _Block:
         return w if log is None else w * log.exp()
 
     def _from_state(self, q: Tensor) -> Tensor:
-        """Rows as a state sees them: decayed by channel since the last key that entered it."""
+        """Rows with the channel decay since the last key of the state."""
         at = self.plan.remembered_before(self.a) - 1
         c = self.take("channel_decay", self.a, self.b)
         return q if c is None else q * (c - self.take("channel_decay", at, at + 1).detach()).exp().to(q.dtype)
 
     def _read(self) -> tuple[Tensor, Tensor | None]:
-        """What the state answers to the rows, and the log of what multiplies it."""
+        """The product of the rows with the state, and the log of its decay."""
         assert self.state is not None
         v, a, b = self.variant, self.a, self.b
         place, weighing = ("near", v.near) if v.window is None else ("far", v.far)
@@ -320,7 +318,7 @@ class _Block:
         return reading(weighing, q, weighing.scale, self._coefficients(weighing)) @ self.state, log
 
     def _next_state(self, written: Tensor | None) -> Tensor | None:
-        """The state with the keys that the next block does not meet one by one."""
+        """The state after the keys whose weights the next block does not compute."""
         take, v = self.take, self.variant
         if not self.plan.chunk or self.b == self.plan.time:
             return None
@@ -339,7 +337,7 @@ class _Block:
             u = u * key_weight.unsqueeze(-1)
         if v.sums:
             u = torch.cat([u, torch.ones_like(u[..., :1])], -1)
-        # Where a state is taken to is a constant for gradients, here and where it is read: what is read does not depend on it.
+        # The reference position of a state is a constant for gradients, here and in _read: results do not depend on it.
         keep: Tensor | None = None
         if (c := take("channel_decay", start, end)) is not None:
             last = c[..., -1:, :].detach()
@@ -360,7 +358,7 @@ class _Block:
 
 
 def _decayed(q: Tensor, of_rows: Tensor, k: Tensor, of_keys: Tensor, between: Tensor) -> Tensor:
-    """Σ_i q_i·k_i·exp(C_t,i - C_s,i), both sides taken to a position between them, where neither grows."""
+    """Σ_i q_i·k_i·exp(C_t,i - C_s,i), factored at a position between both, where neither factor grows."""
     between = between.detach()
     q = q * (of_rows - between).exp().to(q.dtype)
     k = k * (between - of_keys).exp().to(k.dtype)
@@ -368,7 +366,7 @@ def _decayed(q: Tensor, of_rows: Tensor, k: Tensor, of_keys: Tensor, between: Te
 
 
 class _Sums(torch.autograd.Function):
-    """U, z, ρ, and u where there is a write rule."""
+    """U, z, ρ, and u with a write rule."""
 
     @staticmethod
     def forward(ctx: Any, plan: Plan, names: tuple[str, ...], *tensors: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -381,11 +379,11 @@ class _Sums(torch.autograd.Function):
         ctx.mark_non_differentiable(found[2])
         return found
 
-    # Blocks are differentiated from their inputs alone: a second derivative would lack most of its terms.
+    # Blocks are differentiated with respect to their inputs only: a second derivative would lack most of its terms.
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dtotal: Tensor, dz: Tensor, _: Tensor) -> Any:  # type: ignore[override]
-        # Asked for once: activation checkpointing computes them again for each question.
+        # Read once: with activation checkpointing each access recomputes them.
         saved = ctx.saved_tensors
         tensors, (rho, *rest) = saved[: len(ctx.names)], saved[len(ctx.names) :]
         u = rest.pop(0) if ctx.plan.variant.write is not None else None

@@ -1,6 +1,6 @@
 """From the sums of a row to its output: y = P · N(O · U / D).
 
-U and z come with the log scale ρ of their row taken out: true values are U·e^ρ and z·e^ρ.
+U and z are divided by the scale e^ρ of their row: the true values are U·e^ρ and z·e^ρ.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def finish(
 def _out_gate(variant: Variant, g: Tensor, past: dict[str, Any]) -> Tensor:
     if variant.out_gate == "sigmoid":
         return torch.sigmoid(g)
-    # float64: the sum runs over all positions and must not stall once it is large.
+    # float64, since terms would be lost in a long sum of float32.
     total = running_sum(wide(g).exp(), past, "out_gate")
     return torch.where(total > 1, 1 / torch.where(total > 1, total, 1.0), 1.0).to(g.dtype)
 
@@ -92,4 +92,4 @@ def _norm(variant: Variant, x: Tensor, log_scale: Tensor | None, extras: Mapping
             return x * extras["norm_weight"].to(x.dtype) + extras["norm_bias"].to(x.dtype)
         case "none":
             return x
-    raise NotImplementedError(f"norm={variant.norm} is not known to the PyTorch engine; use the native one, or add it to _norm")
+    raise NotImplementedError(f"norm={variant.norm} is not implemented in the PyTorch engine; use the native engine, or add it to _norm")

@@ -1,4 +1,4 @@
-"""The projections and parameters that a layer reads beyond q, k and v, as parts of a module."""
+"""The auxiliary inputs of a layer, gate logits and parameters, in a module."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 
 def _add_extras(module: nn.Module, layer: Any, hidden: int, make: dict[str, Any]) -> None:
-    """Gives a module the projections and parameters that a layer reads, under their names in checkpoints."""
+    """Add the projections and parameters of a layer to a module, named as in checkpoints."""
     for extra in layer.extras:
         if extra.logits:
             module.add_module(extra.tensor, nn.Linear(hidden, extra.shape[0], bias=extra.bias, **make))
@@ -27,7 +27,7 @@ def _add_extras(module: nn.Module, layer: Any, hidden: int, make: dict[str, Any]
 
 
 def _extras_of(module: nn.Module, layer: Any, x: Tensor) -> dict[str, Tensor]:
-    """What a layer reads beyond q, k and v, for hidden states x."""
+    """The auxiliary inputs of a layer for hidden states x, by name."""
     found = {}
     for extra in layer.extras:
         value: Any = module

@@ -1,13 +1,13 @@
-"""The sums over keys by FlexAttention, one fused kernel on a GPU.
+"""The sums over keys with FlexAttention, one fused kernel on a GPU.
 
 FlexAttention computes a softmax of modified scores. A weighted mean with weights w ≥ 0 is the softmax of log w:
 
     Σ_s w_ts·u_s / Σ_s w_ts = Σ_s softmax_s(log w_ts)·u_s,     log w_ts = log w(x_ts) + C_t - C_s
 
-Causality, windows and sinks are a block mask. The log of the sum comes out as well, so all denominators and norms are those of ``epilogue``. :func:`refusal` decides which
+Causality, windows and sinks are a block mask. FlexAttention also returns the log of the sum, so ``epilogue`` computes all denominators and norms. :func:`refusal` decides which
 variants are covered.
 
-The forward pass is tested on the CPU. FlexAttention has no backward pass there, and the one on GPUs has not been run: tests compare the gradient of the same formula by autograd.
+The forward pass is tested on the CPU. FlexAttention has no backward pass there, and its backward pass on GPUs has not been run. Tests compare the gradient of the same formula.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from torch import Tensor
 
 from .parts import Kernel, Variant, Weighing
 
-#: The least weight whose log is taken. A weight of zero would be log 0, with a gradient of 0·∞.
+#: Lower bound of weights before the log: a weight of zero would have a gradient of 0·∞.
 _TINY = 1e-30
 
 ScoreMod = Callable[..., Tensor]

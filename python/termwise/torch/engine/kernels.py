@@ -3,11 +3,10 @@
     exp      e^x
     taylor   Σ_n a_n·x^n/n!
     power    x^p
-    feature  x, since φ has acted on q and k before
+    feature  x, since φ was applied to q and k
 
-A long series loses negative scores to cancellation in float32: at x = -10 its terms reach 2.8e3 while their sum is 4.5e-5. So a prefix of the series is exp where the two differ
-by less than rounding and summed in float64 elsewhere, without the cancellation. Polynomials of high degree are multiplied by e^-ρ of their row before they go back
-to float32.
+In float32 a long series of a negative score cancels: at x = -10 its terms reach 2.8e3 while their sum is 4.5e-5. A prefix of the series is therefore computed as exp if the two differ
+by less than rounding, and otherwise in float64 without cancellation. Polynomials of high degree are multiplied by the e^-ρ of their row before they are converted to float32.
 """
 
 from __future__ import annotations
@@ -22,22 +21,22 @@ from torch.autograd.function import once_differentiable
 
 from .parts import Kernel
 
-#: Weights up to e^40 are left as they are: their squares and long sums of them are still within float32.
+#: Weights up to e^40 are not scaled: their squares and long sums of them are finite in float32.
 _UNSCALED_LOG = 40.0
 
 
 def wide(x: Tensor) -> Tensor:
-    """In float64, where the device has it."""
+    """In float64, if the device supports it."""
     return x if x.device.type == "mps" else x.double()
 
 
 def without_autocast(x: Tensor) -> Any:
-    """What is computed within keeps the types it is given, whatever the caller's autocast says."""
+    """A context without autocast."""
     return nullcontext() if x.device.type == "meta" else torch.autocast(x.device.type, enabled=False)
 
 
 def weight(kernel: Kernel, x: Tensor, coefficients: Tensor | None = None, rho: Tensor | None = None) -> Tensor:
-    """w(x)·e^-ρ for scores x; ``coefficients`` [..., 1, 1, orders] are those that are learned. For exp, ρ has been subtracted from x before."""
+    """w(x)·e^-ρ for scores x, with learned ``coefficients`` [..., 1, 1, orders]. For exp, the caller has subtracted ρ from x."""
     match kernel.kind:
         case "exp":
             return x.exp()
@@ -53,7 +52,7 @@ def weight(kernel: Kernel, x: Tensor, coefficients: Tensor | None = None, rho: T
 
 
 def log_bound(kernel: Kernel, reach: Tensor, coefficients: Tensor | None = None) -> Tensor:
-    """ρ of rows whose largest |x| is ``reach``: log of a bound of |w|, or 0 where weights stay far from the end of float32."""
+    """ρ of rows whose largest |x| is ``reach``: the log of a bound of |w|, or 0 if weights are far from overflow in float32."""
     reach = wide(reach.detach())
     if kernel.learned:
         assert coefficients is not None
@@ -66,11 +65,11 @@ def log_bound(kernel: Kernel, reach: Tensor, coefficients: Tensor | None = None)
 
 
 def _learned(kernel: Kernel, x: Tensor, coefficients: Tensor) -> Tensor:
-    """Horner with a_n of each head."""
+    """Horner's method with a_n per head."""
     own = dict(zip(kernel.orders, coefficients.unbind(-1), strict=True))
     w = torch.zeros_like(x)
     for n in range(kernel.degree, -1, -1):
-        # w = a_n + x/(n+1)·w, so that every a_n is divided by n! in the end.
+        # w = a_n + x/(n+1)·w divides every a_n by n!.
         w = w * (x / (n + 1)) if n < kernel.degree else w
         if n in own:
             w = w + own[n]
@@ -85,7 +84,7 @@ def _horner(dense: Any, x: Tensor) -> Tensor:
 
 
 def _prefix(p: int, x: Tensor) -> Tensor:
-    """Σ_{n≤p} x^n/n! in float64: for scores in (-p-1, 0) as e^x less the remainder, whose terms shrink from the first on."""
+    """Σ_{n≤p} x^n/n! in float64; for scores in (-p-1, 0) as e^x minus the remainder, whose terms decrease."""
     total = torch.ones_like(x)
     for n in range(p, 0, -1):
         total = total.mul_(x).div_(n).add_(1.0)
@@ -100,7 +99,7 @@ def _prefix(p: int, x: Tensor) -> Tensor:
 
 
 def _series(kernel: Kernel, x: Tensor, slope: bool, rho: Tensor | None) -> Tensor:
-    """w·e^-ρ, or w'·e^-ρ, of a kernel without learned numbers."""
+    """w·e^-ρ, or w'·e^-ρ, of a kernel without learned coefficients."""
     dense = [n * c for n, c in enumerate(kernel.dense)][1:] or [0.0] if slope else kernel.dense
     order = kernel.degree - 1 if slope else kernel.degree
     if slope and kernel.degree == 0:
@@ -125,7 +124,7 @@ def _series(kernel: Kernel, x: Tensor, slope: bool, rho: Tensor | None) -> Tenso
 
 
 class _Series(torch.autograd.Function):
-    """Keeps x alone, where autograd would keep every step of Horner."""
+    """Keeps only x for the backward pass; autograd would keep every step of Horner's method."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, kernel: Kernel, rho: Tensor | None) -> Tensor:

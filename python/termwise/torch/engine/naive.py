@@ -75,6 +75,6 @@ def _decays(channels: Tensor) -> Tensor:
 def _weights(weighing: Weighing, place: str, given: dict[str, Tensor], differences: Tensor, seen: Tensor) -> Tensor:
     q, k = given[f"{place}_q"], given[f"{place}_k"]
     x = bounded(weighing, weighing.scale * _products(q, k, given.get("channel_decay")))
-    # What is not seen must not overflow either: its gradient would be 0·∞.
+    # Masked pairs must not overflow: their gradient would be 0·∞.
     w = weight(weighing.kernel, torch.where(seen, x, 0.0), given.get(f"{place}_coefficients")) * torch.where(seen, differences, 0.0).exp()
     return torch.where(seen, w, 0.0)

@@ -1,28 +1,33 @@
-"""The parts of a layer, as the Rust side has parsed and checked them (``Layer._core.parts``)."""
+"""The parts of a layer, parsed and checked in Rust (``Layer._core.parts``).
+
+None of the classes is a dataclass: with postponed annotations it needs its module in ``sys.modules``, and an exported file can be loaded without that.
+"""
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from functools import cached_property
 from math import exp, factorial, lgamma, log
-from typing import Any
+from typing import Any, NamedTuple
 
 
-@dataclass(frozen=True)
-class Kernel:
-    """w"""
+class KernelFields(NamedTuple):
+    """The fields of a kernel."""
 
     #: exp, taylor, power or feature.
     kind: str
-    #: Of a taylor, ascending; the power.
+    #: Orders of a series, ascending; the power.
     orders: tuple[int, ...] = ()
-    #: a_n, where they are given.
+    #: a_n, if they are given.
     given: tuple[float, ...] | None = None
     #: Whether a_n are learned per head.
     learned: bool = False
     #: φ of a feature: identity, elu, relu, l2 or hedgehog.
     map: str = "identity"
+
+
+class Kernel(KernelFields):
+    """w(x). A subclass, since a named tuple cannot cache properties."""
 
     @cached_property
     def degree(self) -> int:
@@ -30,17 +35,17 @@ class Kernel:
 
     @cached_property
     def wide(self) -> bool:
-        """Whether float32 would lose it to cancellation: terms of a long series reach e^|x| where their sum is e^-|x|."""
+        """Whether it cancels in float32: terms of a long series reach e^|x| while their sum is e^-|x|."""
         return self.degree > (8 if self.learned else 4) and len(self.orders) > 1
 
     @cached_property
     def exp_range(self) -> tuple[float, float] | None:
-        """Scores between which a prefix of the series and its slope are exp within float32's rounding; None where that is not worth the while."""
+        """Range of scores in which a prefix of the series and its derivative equal exp within float32 rounding; None if the range is small."""
         if not self.is_prefix or self.degree < 2:
             return None
 
         def close(x: float) -> bool:
-            # The remainder is its first term times less than 1/(1 - |x|/(p + 2)); that of the slope is larger.
+            # The remainder is at most its first term times 1/(1 - |x|/(p + 2)). The bound of the derivative is larger.
             p = self.degree - 1
             if abs(x) >= p + 2:
                 return False
@@ -57,7 +62,7 @@ class Kernel:
 
     @cached_property
     def dense(self) -> tuple[float, ...]:
-        """a_n/n! for n = 0..p, of powers of x; those that are learned as if they were 1."""
+        """a_n/n! for n = 0..p; learned a_n count as 1."""
         if self.kind == "power":
             return (0.0,) * self.degree + (1.0,)
         numbers = self.given or (1.0,) * len(self.orders)
@@ -65,16 +70,15 @@ class Kernel:
         return tuple(by_order.get(n, 0.0) / factorial(n) for n in range(self.degree + 1))
 
 
-@dataclass(frozen=True)
-class Weighing:
-    """How the keys of a class are weighed: w( min(cap(x), clamp) ), x = scale·q·k."""
+class Weighing(NamedTuple):
+    """The weight of near or far keys: w(min(cap(x), clamp)), x = scale·q·k."""
 
     kernel: Kernel
     scale: float
     cap: float | None
     clamp: float | None
     dim: int | None
-    #: Orders and a_n of the polynomial in x that a state holds; None where there is no finite state.
+    #: Orders and a_n of the polynomial in x that a state holds; None without a finite state.
     state: tuple[tuple[int, float], ...] | None
 
     @property
@@ -82,9 +86,8 @@ class Weighing:
         return self.kernel.kind == "exp"
 
 
-@dataclass(frozen=True)
-class Variant:
-    """One attention: what stands in each slot of the formula."""
+class Variant(NamedTuple):
+    """One attention: the part in each slot of the formula."""
 
     text: str
     near: Weighing
@@ -111,7 +114,7 @@ class Variant:
     norm: str
     rope: bool
     conv: int | None
-    #: How rows are kept within float32: none, subtract (the row maximum), or multiply (polynomials of high degree).
+    #: How overflow of rows is avoided: none, subtract (the row maximum), or multiply (polynomials of high degree).
     rescale: str
 
     @property
@@ -120,25 +123,24 @@ class Variant:
 
     @property
     def restores_scale(self) -> bool:
-        """Whether what was taken out of a row is still missing when the norm is reached."""
+        """Whether the scale of a row must be restored in the norm."""
         return self.rescale != "none" and not self.sums
 
     @property
     def remembered(self) -> Weighing | None:
-        """How keys are weighed that only a state remembers; None where none is left."""
+        """The weighing of keys outside of the window; None if they are dropped."""
         return self.far if self.window is not None else self.near
 
     def visible(self, t: int) -> int:
-        """S_t: how many keys position t sees."""
+        """S_t: number of visible keys at position t."""
         if self.far is not None or self.window is None:
             return t + 1
         end = max(0, t + 1 - self.window)
         return t + 1 - (end - min(self.sinks, end))
 
 
-@dataclass(frozen=True)
-class Parts:
-    """A layer: its variants, each once with the heads that have it, and its RoPE."""
+class Parts(NamedTuple):
+    """A layer: its distinct variants with their heads, and its RoPE."""
 
     variants: tuple[tuple[Variant, tuple[int, ...]], ...]
     frequencies: tuple[float, ...] | None
@@ -146,7 +148,7 @@ class Parts:
 
 
 def _weighing(found: dict[str, Any]) -> Weighing:
-    kernel = {key: tuple(x) if isinstance(x, list) else x for key, x in found["kernel"].items()}
+    kernel: dict[str, Any] = {key: tuple(x) if isinstance(x, list) else x for key, x in found["kernel"].items()}
     kernel["map"] = kernel["map"] or "identity"
     state = found["state"]
     return Weighing(
@@ -168,7 +170,7 @@ def _variant(found: dict[str, Any]) -> Variant:
     same = {key: found[key] for key in ("text", "window", "denominator", "in_gate", "out_gate", "norm", "rope", "conv", "rescale")}
     if found["pooled"] is not None:
         raise ValueError(
-            f"{found['text']!r}: `{found['pooled']}` needs the KV store of the native engine, which plain torch operations do not have; remove it, or use the native engine on the CPU"
+            f"{found['text']!r}: `{found['pooled']}` needs the KV store of the native engine; remove it, or use the native engine on the CPU"
         )
     return Variant(
         near=_weighing(found["near"]),
@@ -189,7 +191,7 @@ def _variant(found: dict[str, Any]) -> Variant:
 
 
 def read(text: str) -> Parts:
-    """From the JSON of a layer."""
+    """The parts in the JSON of a layer."""
     found = json.loads(text)
     heads = [tuple(h for h, index in enumerate(found["of_head"]) if index == i) for i in range(len(found["variants"]))]
     rope = found["rope"]

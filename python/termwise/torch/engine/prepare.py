@@ -1,17 +1,17 @@
-"""From q, k, v and the extras to what the sums over keys read.
+"""From q, k, v and the auxiliary inputs to the inputs of the sums over keys.
 
-    q, k, v ← silu(conv(·))         where there is a short convolution
+    q, k, v ← silu(conv(·))         with a short convolution
     q, k    ← rope(norm(·))
-    q, k    ← φ(A·(·))              of near and of far keys each
-    C_t     = running sum of the decay's steps, float64: only differences of it matter, and it grows with T
+    q, k    ← φ(A·(·))              for near and far keys each
+    C_t     = running sum of the log decay, in float64, since it grows with T and only differences are used
 
-Everything here is linear in T. A call that continues an earlier one reads from ``past`` what earlier positions left there: their number, the last inputs of
-a convolution, running sums. It writes what the next call needs. Heads are laid out [batch, kv heads, heads of each, time, …], key side tensors with 1 in the third place where they are shared.
+All operations are linear in T. ``past`` has the data of earlier positions for a call that continues a sequence: their number, the last inputs of a convolution, running sums. The call
+replaces them with those for the next call. Tensors are [batch, kv heads, heads per kv head, time, …]; the third dimension of tensors of keys is 1 if heads share them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Any
 
@@ -22,14 +22,14 @@ from torch.nn import functional as F
 from .kernels import wide
 from .parts import Parts, Variant, Weighing
 
-#: As PyTorch's RMSNorm takes it.
+#: The default of PyTorch's RMSNorm in float32.
 RMS_EPS = 1.1920929e-7
 
 
 def prepare(
     variant: Variant, parts: Parts, q: Tensor, k: Tensor, v: Tensor, extras: Mapping[str, Tensor], work: torch.dtype, past: dict[str, Any] | None = None
 ) -> dict[str, Tensor]:
-    """What the sums over keys read, by name, for all heads: q [B, T, H, d], k [B, T, G, d], v [B, T, G, e]."""
+    """The inputs of the sums over keys by name, for all heads, from q [B, T, H, d], k [B, T, G, d], v [B, T, G, e]."""
     past = {} if past is None else past
     batch, time, heads = q.shape[:3]
     first = past.get("position", 0)
@@ -80,14 +80,15 @@ def prepare(
 
 
 def _keeps_low_precision(variant: Variant, weighing: Weighing) -> bool:
-    """Whether scores of bfloat16 products will do, as those of FlashAttention: a polynomial multiplies their relative error by its degree, and what is written by a
-    delta rule is read again and again."""
+    """Whether scores may be bfloat16 products, as in FlashAttention. A polynomial multiplies their relative error by its degree, and a delta rule accumulates errors."""
     simple = weighing.is_exp or (weighing.kernel.kind == "feature" and weighing.kernel.map in ("identity", "relu"))
     return simple and variant.write is None and weighing.dim is None and not variant.decay_by_channel
 
 
-def _class(weighing, far, q, k, extras, of_heads, of_keys):  # type: ignore[no-untyped-def]
-    """q and k as one class of keys sees them, with what belongs to its scores."""
+def _class(
+    weighing: Weighing, far: bool, q: Tensor, k: Tensor, extras: Mapping[str, Tensor], of_heads: Callable[[Tensor], Tensor], of_keys: Callable[[Tensor], Tensor]
+) -> dict[str, Tensor]:
+    """q and k for near or far keys, with the learned coefficients."""
 
     def own(name: str) -> Tensor:
         return extras[f"far_{name}" if far else name]
@@ -105,7 +106,7 @@ def _class(weighing, far, q, k, extras, of_heads, of_keys):  # type: ignore[no-u
 
 
 def running_sum(x: Tensor, past: dict[str, Any], name: str) -> Tensor:
-    """Sums over time, [B, T, ...], continued from those of earlier calls."""
+    """Cumulative sums over time, [B, T, ...], that continue those of earlier calls."""
     sums = x.cumsum(1) if name not in past else past[name] + x.cumsum(1)
     past[name] = sums[:, -1:]
     return sums
@@ -122,7 +123,7 @@ def _conv(x: Tensor, taps: Tensor, past: dict[str, Any], name: str) -> Tensor:
 
 
 def unit(x: Tensor, floor: Tensor | float = 1e-12) -> Tensor:
-    """x / max(‖x‖, floor), with a gradient of zero along x where the floor holds, also at x = 0."""
+    """x / max(‖x‖, floor). Below the floor the gradient along x is zero, also at x = 0."""
     squares = x.square().sum(-1, keepdim=True)
     floor = torch.as_tensor(floor, dtype=x.dtype, device=x.device)
     above = squares > floor * floor
@@ -156,7 +157,7 @@ def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.cat([low * cos - high * sin, high * cos + low * sin, rest], -1)
 
 
-def _map(kind: str, x: Tensor, own, name: str) -> Tensor:  # type: ignore[no-untyped-def]
+def _map(kind: str, x: Tensor, own: Callable[[str], Tensor], name: str) -> Tensor:
     """φ"""
     match kind:
         case "elu":

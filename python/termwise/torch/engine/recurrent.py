@@ -1,14 +1,12 @@
-"""Calls that continue from earlier ones, one position or many at a time, with gradients by autograd.
+"""Calls that continue earlier ones, with one or more positions and gradients by autograd.
 
-The keys of earlier calls are met through the state of ``blocked`` where the kernel has a finite one, and one by one where it has none: then their prepared rows are kept,
-all of them or those of the window.
+If the kernel has a finite state, it contains the keys of earlier calls, as in ``blocked``. Otherwise their prepared rows are kept, all of them or those of the window.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,27 +17,26 @@ from .kernels import without_autocast
 from .parts import Parts, Variant
 from .prepare import prepare
 
-#: Prepared tensors with a row per key; others have a row per query.
+#: Prepared tensors with one row per key; others have one row per query.
 _OF_KEYS = ("near_k", "far_k", "v", "u", "decay", "channel_decay", "key_weight")
 
 
-@dataclass(frozen=True)
-class Past:
+class Past(NamedTuple):
     """The positions before a call."""
 
     #: Their number, the last inputs of convolutions, running sums.
-    carry: dict[str, Any] = field(default_factory=dict)
-    #: Rows of keys that are still met one by one: those before ``sinks``, then those from ``first`` on.
-    rows: dict[str, Tensor] = field(default_factory=dict)
-    first: int = 0
+    carry: dict[str, Any]
+    #: Rows of keys that are still read one by one: those before ``sinks``, then those from ``first`` on.
+    rows: dict[str, Tensor]
+    first: int
     #: The state of all other keys.
-    state: Tensor | None = None
+    state: Tensor | None
 
 
 def attend_whole(variant: Variant, parts: Parts, q: Tensor, k: Tensor, v: Tensor, extras: Mapping[str, Tensor], mode: str = "auto") -> Tensor:
-    """y [B, T, H, e] of sequences from their first position on, with one variant in all heads; ``mode`` as for ``plan``."""
+    """y [B, T, H, e] of whole sequences, with one variant in all heads; ``mode`` as for ``plan``."""
     if torch.compiler.is_compiling():
-        # Autograd differentiates the blocks: a compiler cannot trace a backward pass that calls autograd.
+        # The compiler cannot trace the backward pass of ``sums``, which calls autograd.
         return extend(variant, parts, q, k, v, extras)[0]
     with without_autocast(q):
         given = prepare(variant, parts, q, k, v, extras, _work(q))
@@ -50,8 +47,8 @@ def attend_whole(variant: Variant, parts: Parts, q: Tensor, k: Tensor, v: Tensor
 
 
 def extend(variant: Variant, parts: Parts, q: Tensor, k: Tensor, v: Tensor, extras: Mapping[str, Tensor], past: Past | None = None) -> tuple[Tensor, Past]:
-    """y [B, T, H, e] of the positions after ``past``, and the past of the next call. The given past is not changed."""
-    past = Past() if past is None else past
+    """y [B, T, H, e] of the positions after ``past``, and the past for the next call. The given past is not changed."""
+    past = Past({}, {}, 0, None) if past is None else past
     carry = dict(past.carry)
     begin = carry.get("position", 0)
     end = begin + q.shape[1]
@@ -81,7 +78,7 @@ def extend(variant: Variant, parts: Parts, q: Tensor, k: Tensor, v: Tensor, extr
         total, z, rho = (torch.cat(parts_of_time, 3) for parts_of_time in zip(*found, strict=True))
         y = finish(variant, total, z, rho, new.get("sink"), extras, carry)
     carry["position"] = end
-    # The row before the first that is needed stays, since decays are measured from it.
+    # The row before the first needed one is kept, since decays are relative to it.
     first = max(past.first, layout.remembered_before(end) - 1) if chunk or (variant.window is not None and variant.far is None) else 0
     rows = {name: _without(x, variant.sinks, first - gap) for name, x in rows.items()}
     return y.flatten(1, 2).transpose(1, 2).to(q.dtype), Past(carry, rows, first, state)
@@ -92,7 +89,7 @@ def _work(q: Tensor) -> torch.dtype:
 
 
 def _through_state(variant: Variant, given: dict[str, Tensor]) -> bool:
-    """Whether keys are met through a state: float32 would lose polynomials of high degree in it."""
+    """Whether keys are summed in a state: polynomials of high degree would lose accuracy in float32."""
     weighing = variant.remembered
     if weighing is None or weighing.kernel.degree > 8 or weighing.kernel.wide:
         return False
@@ -100,10 +97,10 @@ def _through_state(variant: Variant, given: dict[str, Tensor]) -> bool:
 
 
 def _state_width(variant: Variant, given: dict[str, Tensor]) -> int:
-    """Numbers of a key that a state is made of."""
+    """The dimension of the keys in a state."""
     return given["near_k" if variant.window is None or variant.far is None else "far_k"].shape[-1]
 
 
 def _without(x: Tensor, start: int, stop: int) -> Tensor:
-    """Rows of keys without those from start to stop."""
+    """Rows of keys except those from start to stop."""
     return x if stop <= start else torch.cat([x.narrow(3, 0, start), x.narrow(3, stop, x.shape[3] - stop)], 3)

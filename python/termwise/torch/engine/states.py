@@ -1,6 +1,6 @@
 """The finite feature maps of polynomial kernels: x^n/n! = Φ_n(q)·Φ_n(k), Φ_n(x)_α = √(1/α!)·x^α over the C(d+n-1, n) distinct monomials of order n.
 
-A monomial of order n is one of order n-1 times a coordinate, and is built so.
+A monomial of order n is computed as one of order n-1 times a coordinate.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from .parts import Weighing
 
 
 def monomial_count(width: int, orders: Sequence[int]) -> int:
-    """Monomials of these orders in so many coordinates."""
+    """Number of monomials of these orders in ``width`` coordinates."""
     return sum(comb(width + n - 1, n) for n in orders)
 
 
 @lru_cache(maxsize=32)
 def _steps(width: int, order: int) -> tuple[list[int], list[int], list[float], list[tuple[int, int]]]:
-    """Of each monomial of an order: the one of the order before, the coordinate, the factor; and its last coordinate with how often it stands there."""
+    """For each monomial of an order: its parent of order - 1, the added coordinate, the factor; and its last coordinate with the exponent."""
     if order == 0:
         return [], [], [], [(0, 0)]
     before = _steps(width, order - 1)[3]
@@ -32,7 +32,7 @@ def _steps(width: int, order: int) -> tuple[list[int], list[int], list[float], l
             times = count + 1 if i == coordinate else 1
             parents.append(parent)
             coordinates.append(i)
-            # α! grows by how often the coordinate now stands in α.
+            # α! is multiplied by the new exponent of the coordinate.
             factors.append(times**-0.5)
             last.append((i, times))
     return parents, coordinates, factors, last
@@ -45,7 +45,7 @@ def _table(width: int, order: int, device: torch.device, dtype: torch.dtype) -> 
 
 
 def monomials(x: Tensor, orders: Sequence[int], weighed: bool = True) -> Tensor:
-    """Φ of these orders, one after the other, [..., rows]; not ``weighed``: x^α alone."""
+    """Φ of these orders, concatenated, [..., rows]; not ``weighed``: x^α."""
     found = []
     phi = torch.ones_like(x[..., :1])
     for n in range(max(orders) + 1):
@@ -59,7 +59,7 @@ def monomials(x: Tensor, orders: Sequence[int], weighed: bool = True) -> Tensor:
 
 
 def reading(weighing: Weighing, q: Tensor, scale: float, coefficients: Tensor | None) -> Tensor:
-    """What a state is multiplied by so that w(scale·q·k) comes out: a_n·scale^n·Φ_n(q); ``coefficients`` [..., 1, 1, orders] are those that are learned."""
+    """a_n·scale^n·Φ_n(q), whose product with a state is Σ w(scale·q·k)·u; ``coefficients`` [..., 1, 1, orders] are learned ones."""
     assert weighing.state is not None
     orders = [n for n, _ in weighing.state]
     counts = torch.tensor([monomial_count(q.shape[-1], [n]) for n in orders], device=q.device)

@@ -21,30 +21,30 @@ from .learner import How, Learner
 def _arguments(words: list[str]) -> tuple[argparse.Namespace, list[str]]:
     parser = argparse.ArgumentParser(
         prog="termwise.torch.train",
-        description="Trains a model with PyTorch, as `termwise train` does with its own engine: same settings, data, schedule, metrics, folder and checkpoints.",
+        description="Train a model with PyTorch. Settings, data, schedule, metrics, folder and checkpoints are those of `termwise train`.",
         usage="%(prog)s [SETTINGS …] [flags]",
-        epilog="SETTINGS are TOML files, later ones above earlier ones. Other flags are those of `termwise train`, such as --steps 5000 or --attention norm.",
-        # What is not named here in full is a flag of `termwise train`.
+        epilog="SETTINGS are TOML files; later files override earlier ones. Other flags are those of `termwise train`, such as --steps 5000 or --attention norm.",
+        # Abbreviations could be flags of `termwise train`.
         allow_abbrev=False,
     )
-    parser.add_argument("--folder", type=Path, help="of the run; without it one in --runs with a name made from the settings")
-    parser.add_argument("--resume", nargs="?", const="", help="go on from the newest good checkpoint, or from exactly this one")
+    parser.add_argument("--folder", type=Path, help="folder of the run [default: a folder in --runs with a name made from the settings]")
+    parser.add_argument("--resume", nargs="?", const="", help="resume from the newest valid checkpoint, or from this one")
     parser.add_argument("--runs", type=Path, default=Path("runs"), help="folder of runs")
-    parser.add_argument("--overwrite", action="store_true", help="replace a run in the folder; it is kept until the new run has its first checkpoint")
+    parser.add_argument("--overwrite", action="store_true", help="replace the run in --folder; it is kept until the new run has its first checkpoint")
     parser.add_argument("--cache", type=Path, help="folder for tokenized text")
-    parser.add_argument("--quiet", action="store_true", help="neither progress nor remarks")
-    parser.add_argument("--device", help="cuda, cpu, mps, …; without it the accelerator that PyTorch finds, or the processor")
-    parser.add_argument("--precision", choices=("float32", "bf16"), default="float32", help="of products; sums, weights and scores of polynomials are float32 always")
-    parser.add_argument("--checkpoint-activations", action="store_true", help="compute every block again in the backward pass instead of keeping what it needs")
-    parser.add_argument("--compile", action="store_true", help="compile blocks with torch.compile, all but the sums of attention")
-    parser.add_argument("--shard", action="store_true", help="spread parameters, gradients and moments over all processes (FSDP), for models beyond one device")
-    # Without positional words: argparse would take the value of a flag that it does not know for one.
+    parser.add_argument("--quiet", action="store_true", help="suppress progress and warnings")
+    parser.add_argument("--device", help="cuda, cpu, mps, … [default: the accelerator that PyTorch finds, otherwise cpu]")
+    parser.add_argument("--precision", choices=("float32", "bf16"), default="float32", help="type of matrix products; sums, weights and polynomial scores are always float32")
+    parser.add_argument("--checkpoint-activations", action="store_true", help="recompute blocks in the backward pass instead of keeping their activations")
+    parser.add_argument("--compile", action="store_true", help="compile blocks with torch.compile, except the sums of attention")
+    parser.add_argument("--shard", action="store_true", help="shard parameters, gradients and moments over all processes (FSDP)")
+    # No positional arguments: argparse would assign the value of an unknown flag to them.
     return parser.parse_known_args(words)
 
 
 def _device(named: str | None) -> torch.device:
-    """That of this process: torchrun's local rank says which of several."""
-    # A build for an accelerator names it where there is none, too.
+    """The device of this process; the local rank of torchrun selects one of several."""
+    # A build for an accelerator also names it on machines without one.
     usual = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
     found = torch.device(named) if named else usual or torch.device("cpu")
     if found.type == "cuda" and found.index is None:
@@ -71,14 +71,14 @@ def _flags(words: list[str]) -> tuple[list[str], dict[str, Any]]:
         except tomllib.TOMLDecodeError:
             value = text
         if not isinstance(value, (bool, int, float, str, list, dict)):
-            # A word that looks like a date.
+            # TOML reads some words as dates.
             value = text
         found[name.replace("-", "_")] = value
     return files, found
 
 
 class _Lines:
-    """Every line of the metrics as a line on standard error."""
+    """Print every line of the metrics to standard error."""
 
     def __init__(self, shown: bool) -> None:
         self.shown = shown
@@ -98,8 +98,8 @@ def _interrupt(*_: Any) -> None:
 
 
 def main(words: list[str] | None = None) -> int:
-    """Runs it with these words. Exit codes are those of `termwise train`: 0 finished, 130 stopped with a checkpoint, 75 another process works in the folder, 2 what was asked makes
-    no sense, 1 it failed."""
+    """Run with these arguments. Exit codes are those of `termwise train`: 0 finished, 130 interrupted with a checkpoint, 75 another process uses the folder, 2 invalid arguments,
+    1 failed."""
     given, others = _arguments(sys.argv[1:] if words is None else words)
     device = _device(given.device)
     how = How(device, given.precision == "bf16", given.checkpoint_activations, given.compile, given.shard)
@@ -113,13 +113,13 @@ def main(words: list[str] | None = None) -> int:
         "folder": None if given.folder is None else os.fspath(given.folder),
         "runs": os.fspath(given.runs),
         "resume": given.resume is not None,
-        # A run in the place of a checkpoint is the run.
+        # The folder of a run is accepted as well.
         "checkpoint": given.resume or None,
         "overwrite": given.overwrite,
         "cache": None if given.cache is None else os.fspath(given.cache),
         "remarks": shown,
     }
-    # The step is finished and a checkpoint written.
+    # An interrupt finishes the step and writes a checkpoint.
     before = {number: signal.signal(number, _interrupt) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)}
     try:
         found = json.loads(_core.train(json.dumps(options), _Lines(shown), (lambda config, settings: Learner(config, settings, how), collective)).json())
@@ -138,7 +138,7 @@ def main(words: list[str] | None = None) -> int:
         end()
 
 
-#: As a shell says of an interrupt.
+#: The exit code of a shell after an interrupt.
 STOPPED = 130
 
 

@@ -1,4 +1,4 @@
-"""Processes that train one model, started by torchrun: who they are, and what they tell each other."""
+"""Ranks of a training started by torchrun, and the data that they exchange besides gradients."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ import torch.distributed as dist
 
 
 class Collective:
-    """What Rust's training loop asks of the ranks; gradients go their own way, through DistributedDataParallel or FSDP."""
+    """Communication for the training loop in Rust. Gradients are reduced by DistributedDataParallel or FSDP."""
 
     def __init__(self) -> None:
         self.rank, self.size = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
 
     def gather(self, own: bytes) -> list[bytes]:
-        """What each rank brought, in the order of ranks."""
+        """The bytes of each rank, in the order of ranks."""
         if self.size == 1:
             return [own]
-        # Through the processors' memory, whatever device computes.
+        # In CPU memory for every device.
         length = torch.tensor([len(own)])
         lengths = [torch.zeros_like(length) for _ in range(self.size)]
         dist.all_gather(lengths, length)
@@ -32,12 +32,12 @@ class Collective:
         return [bytes(x[: int(n)].numpy()) for x, n in zip(found, lengths, strict=True)]
 
     def abort(self, code: int) -> None:
-        """Ends this process at once; torchrun then ends the others."""
+        """End this process immediately; torchrun then ends the others."""
         os._exit(code)
 
 
 def start(device: torch.device) -> None:
-    """Joins the processes that torchrun has started; nothing where it has not."""
+    """Join the process group if torchrun started this process."""
     if "WORLD_SIZE" in os.environ and not dist.is_initialized():
         dist.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "cpu:gloo")
 

@@ -1,7 +1,7 @@
-"""The model, its gradients and its optimizer, as Rust's training loop drives them.
+"""The model, its gradients and its optimizer, called by the training loop in Rust.
 
-Every rank is given all rows of a step and computes its share of them; the loss is divided by the tokens of all. Parameters and moments are float32. Names of tensors are those
-of checkpoints, which Rust reads and writes: ``parameter``, and AdamW's ``first`` and ``second`` moments.
+Every rank receives all rows of a step and computes its share of them. The loss is divided by the tokens of all ranks. Parameters and moments are float32. Tensors have the names of
+checkpoints, which Rust reads and writes: ``parameter``, and the ``first`` and ``second`` moments of AdamW.
 """
 
 from __future__ import annotations
@@ -21,28 +21,28 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ..model import Model
 
-#: Of an AdamW's state, by the words of checkpoints.
+#: Entries of the state of AdamW by their names in checkpoints.
 _MOMENTS = {"first": "exp_avg", "second": "exp_avg_sq"}
 
 
 @dataclass(frozen=True)
 class How:
-    """What is computed stays the same; these say by which means."""
+    """Options that do not change the result beyond rounding."""
 
     device: torch.device = torch.device("cpu")
-    #: Whether products are of bfloat16; parameters, sums and scores of polynomials stay float32.
+    #: Whether matrix products are computed in bfloat16. Parameters, sums and polynomial scores are float32.
     bfloat16: bool = False
-    #: Whether blocks are computed again in the backward pass instead of kept.
+    #: Whether the backward pass recomputes blocks.
     checkpointing: bool = False
-    #: Whether blocks are compiled; attention's sums are not.
+    #: Whether blocks are compiled, except the sums of attention.
     compile: bool = False
-    #: Whether parameters, gradients and moments are spread over the ranks (FSDP), for models beyond one device.
+    #: Whether parameters, gradients and moments are sharded over the ranks (FSDP).
     shard: bool = False
 
 
 @dataclass
 class Batch:
-    """Rows of tokens [B, T], their labels, -100 where none is asked for, and the positions that count in each row."""
+    """Tokens [B, T], their labels (-100: no label), and the length of each row."""
 
     ids: Tensor
     labels: Tensor
@@ -59,7 +59,7 @@ class Batch:
         return cls(made, wanted, counted)
 
     def part(self, first: int, last: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Some rows on a device; where there are none, one that asks for nothing."""
+        """Some rows on a device; if there are none, one row without labels."""
         if first == last:
             return self.ids[:1].to(device), torch.full_like(self.labels[:1], -100).to(device), None
         lengths = None if self.lengths is None else self.lengths[first:last].clamp(min=1).to(device)
@@ -71,7 +71,7 @@ class Batch:
 
 
 class Learner:
-    """See the module; Rust calls these methods, each in the same order on every rank."""
+    """Called from Rust, in the same order on every rank."""
 
     def __init__(self, config: str, settings: str, how: How) -> None:
         self.how, self.settings = how, json.loads(settings)
@@ -129,7 +129,7 @@ class Learner:
         state["step"] = torch.tensor(float(self.updates), device=self.how.device)
 
     def collect(self) -> None:
-        """Before rank 0 writes: brings together what is spread over the ranks."""
+        """Gather sharded tensors on rank 0 before it writes them."""
         if not self.spread:
             return
         self.collected.clear()
@@ -156,7 +156,7 @@ class Learner:
     # A step.
 
     def prepare(self) -> None:
-        """Before the first step, with all tensors in place."""
+        """Called before the first step, after all tensors are set."""
         if self.ranks > 1 and not self.spread:
             self.module = DistributedDataParallel(self.model, gradient_as_bucket_view=True)
 
@@ -165,7 +165,7 @@ class Learner:
             return self.module(*part)  # type: ignore[no-any-return]
 
     def gradient(self, batches: list[tuple[Any, ...]]) -> None:
-        """Of the mean loss over all tokens of these batches: this rank's rows, and the sum over all ranks."""
+        """The gradient of the mean loss over all tokens of these batches, computed for the rows of this rank and summed over ranks."""
         self.optimizer.zero_grad(set_to_none=True)
         made = [Batch.of(*batch) for batch in batches]
         tokens = sum(batch.counted for batch in made)
@@ -177,7 +177,7 @@ class Learner:
                 if self.spread:
                     self.module.set_requires_gradient_sync(not waits)  # type: ignore[operator]
                 losses = self._run(made[i].part(first, last, self.how.device))
-                # Both ways to sum over ranks take the mean.
+                # DistributedDataParallel and FSDP average over ranks.
                 (losses.sum() * (self.ranks / max(tokens, 1))).backward()  # type: ignore[no-untyped-call]
             found = float(losses.detach().double().sum())
             total += found
@@ -189,12 +189,12 @@ class Learner:
         self._found = (total, tokens, bad)
 
     def _share(self, rows: int) -> list[tuple[int, int]]:
-        """This rank's rows of a batch, as many at a time as the settings say; at least one piece, which may be empty of labels, since every rank must take part."""
+        """The rows of this rank in micro-batches. There is at least one, possibly without labels, since every rank must take part."""
         first, last = self.rank * rows // self.ranks, (self.rank + 1) * rows // self.ranks
         most = -(-rows // self.ranks)
         pieces = max(1, self.settings["micro_batches"] // self.settings["accumulate"])
         step = min(most, max(1, rows // pieces))
-        # As many pieces on every rank.
+        # The same number on every rank.
         return [(min(first + i, last), min(first + i + step, last)) for i in range(0, most, step)]
 
     def _without_sum(self) -> Any:
@@ -212,7 +212,7 @@ class Learner:
         return total, tokens, bad
 
     def norm(self) -> float:
-        """Of the whole gradient."""
+        """The norm of the whole gradient."""
         grads = [p.grad for p in self.parameters.values() if p.grad is not None]
         norm = torch.nn.utils.get_total_norm(grads)
         return float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
@@ -227,7 +227,7 @@ class Learner:
 
     @torch.no_grad()
     def loss(self, batch: tuple[Any, ...]) -> bytes:
-        """The loss of every position in nats, float64 [B, T]. Where parameters are spread every rank is asked for the same batch."""
+        """The loss of every position in nats, float64 [B, T]. With sharded parameters every rank computes the same batch."""
         made = Batch.of(*batch)
         rows = made.ids.shape[0]
         self.model.eval()
@@ -240,7 +240,7 @@ class Learner:
         return torch.cat(found).double().cpu().numpy().tobytes()
 
     def first_bad(self, gradient: bool) -> str | None:
-        """The first parameter, or gradient, that is not finite."""
+        """The name of the first parameter or gradient that is not finite."""
         for name, parameter in self.parameters.items():
             x = parameter.grad if gradient else parameter.detach()
             local = x.to_local() if isinstance(x, DTensor) else x
