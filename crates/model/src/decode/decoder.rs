@@ -20,7 +20,7 @@ use crate::error::{Error, Result};
 use crate::model::Model;
 use crate::ops::{Buffer, zeros};
 use crate::passes::activations::{Activations, Keep};
-use crate::passes::matmul::GEMV_MAX_ROWS;
+use crate::passes::forward::GEMV_MAX_ROWS;
 use crate::passes::timing::StageTiming;
 
 /// Positions whose rotary angles are precomputed: a long prompt, in a few megabytes.
