@@ -83,7 +83,10 @@ impl View {
             length,
             d,
             e,
-            q: (0..length).flat_map(|t| own.near.q.row(t).iter().map(move |&x| (t, x))).map(|(t, x)| own.near.scales[t] * f64::from(x)).collect(),
+            q: (0..length)
+                .flat_map(|t| own.near.q.row(t).iter().map(move |&x| (t, x)))
+                .map(|(t, x)| own.near.scales[t] * f64::from(x))
+                .collect(),
             k: (0..length).flat_map(|s| own.near.k.row(s)).map(|&x| f64::from(x)).collect(),
             v: factors.enumerate().flat_map(|(s, factor)| own.v.row(s).iter().map(move |&x| factor * f64::from(x))).collect(),
             out: wide(&own.gates.output),

@@ -28,7 +28,7 @@ impl State {
     /// Processes one token of every batch row: y [B, 1, H, e] from inputs whose time is one. If lengths are given, rows of length
     /// 0 do not advance: their inputs are not read, their outputs are zero.
     ///
-    /// float32; allocates nothing unless a cache grows; bit-identical for any number of threads. The report names the first
+    /// float32; allocates nothing unless a cache grows; bit-identical for any number of threads on one instruction set. The report names the first
     /// denominator that is not a positive number, by its position since the state was empty.
     pub fn step(&mut self, inputs: &Inputs<f32>, y: &mut [f32]) -> Result<Report, Error> {
         let shape = self.shape;
@@ -260,7 +260,7 @@ fn attend<S: Simd>(
     for block in 0..cache.blocks() {
         for (i, ((&head, u), sums)) in context.group.heads.iter().zip(u.chunks_exact_mut(cache.ep)).zip(&mut *sums).enumerate() {
             let plan = context.head(head, far);
-            let (width, distance) = (context.state.layer.classes()[plan.key_transform].width, plan.variant.distance());
+            let (width, distance) = (context.state.layer.key_transforms()[plan.key_transform].width, plan.variant.distance());
             let visible = if far { cache.far_visible(distance, block, t) } else { cache.near_visible(distance, block, t) };
             let q = &queries[i * padded(width)..][..width];
             let mut query = context.query(head, far, q, u, sums);
