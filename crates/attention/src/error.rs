@@ -10,7 +10,7 @@ pub enum Error {
     #[error("{0}")]
     Text(TextError),
     /// Parts that cannot be combined.
-    #[error("`{variant}` is not possible: {reason}")]
+    #[error("`{variant}` is not supported: {reason}")]
     Combination {
         /// The variant as written by [`crate::Variant`]'s `Display`.
         variant: String,
@@ -18,7 +18,7 @@ pub enum Error {
         reason: String,
     },
     /// Sizes that no engine supports.
-    #[error("impossible shape: {0}")]
+    #[error("invalid shape: {0}")]
     Shape(String),
     /// A missing tensor, or one of the wrong length.
     #[error("{tensor}: expected {expected} values, found {found}")]
@@ -31,7 +31,7 @@ pub enum Error {
         found: usize,
     },
     /// Memory that cannot be allocated.
-    #[error("no memory for {values} values of {bytes} bytes each: make batch, time, heads or the orders of a state smaller")]
+    #[error("cannot allocate {values} values of {bytes} bytes each: reduce batch, time, heads or the highest order")]
     Memory {
         /// Number of values requested.
         values: usize,
@@ -39,10 +39,10 @@ pub enum Error {
         bytes: usize,
     },
     /// Saved sums of another engine.
-    #[error("the saved sums belong to another engine: pass `backward` the result of `forward` of the same engine for the same inputs")]
+    #[error("the saved values are from another engine: pass `backward` the result of `forward` of the same engine for the same inputs")]
     Saved,
     /// Saved sums of a pass with other documents or lengths.
-    #[error("the forward pass had other documents or lengths: pass `backward` the inputs of `forward`")]
+    #[error("documents or lengths differ from those of the forward pass: pass `backward` the inputs of `forward`")]
     SavedPartition,
     /// A file that cannot be written, or has unexpected content.
     #[error("{path}: {problem}")]

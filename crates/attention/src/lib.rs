@@ -15,7 +15,7 @@
 //! a batch   Inputs { q, k, v, aux } ─ forward ─► y, Saved       Inputs, Saved, dy ─ backward ─► Grads
 //!           check ─► gates, prepare ─► tiles or chunks ─► epilogue          the same stages in reverse
 //!
-//! a token   Inputs (one position) ─ State::step ─► y
+//! decoding  Inputs (one position) ─ State::step ─► y
 //!           check ─► gates, prepare ─► for each state group: read and update its recurrent state, or its cache ─► epilogue
 //!
 //! a prompt  Inputs ─ Fused::extend(State) ─► y: the stages of a batch, from the state and into it
@@ -24,7 +24,7 @@
 //! Start with [`naive::softmax_as_rnn`]: softmax attention as a sum of recurrent networks, one per Taylor order, in plain loops. The example
 //! `softmax_as_rnn` prints its parallel and recurrent forms next to each other.
 //!
-//! Results of the fused engine and of states are bit-identical for any number of threads.
+//! Results of the fused engine and of states are bit-identical for any number of threads on one instruction set.
 //!
 //! Legend: B batch, T positions, H heads, G kv heads, d head dimension of q and k, e of v; q, k, v, y are [B, T, heads, dimension]. See also
 //! `docs/glossary.md`. The engine is described in `docs/engine.md`.

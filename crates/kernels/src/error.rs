@@ -5,7 +5,7 @@
 #[non_exhaustive]
 pub enum Error {
     /// The system has no memory for an array.
-    #[error("no memory for {values} values of {bytes} bytes each: make batch, time, heads or the orders of a state smaller")]
+    #[error("cannot allocate {values} values of {bytes} bytes each: reduce batch, time, heads or the highest order")]
     Memory {
         /// Number of values.
         values: usize,

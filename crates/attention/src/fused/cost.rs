@@ -39,7 +39,7 @@ fn finite(variant: &Variant, d: usize, e: usize) -> bool {
 }
 
 fn key(variant: &Variant, shape: &Shape) -> f64 {
-    let d = variant.remembered().map_or(shape.d, |weighing| weighing.score_dim(shape.d));
+    let d = variant.remembered().map_or(shape.d, |score_fn| score_fn.score_dim(shape.d));
     (8 * d + 6 * shape.e) as f64 / RATE + WEIGHT
 }
 
@@ -68,7 +68,7 @@ fn chunk_length(heads: &[Variant], able: &[bool], shape: &Shape) -> usize {
 /// Whether the cost model predicts that chunks of this length are faster for a head than parallel mode.
 fn chunks_win(variant: &Variant, shape: &Shape, length: usize) -> bool {
     let saved = shape.time.saturating_sub(length).saturating_sub(window(variant)) as f64 / 2.0 * key(variant, shape);
-    let orders = variant.remembered().and_then(|weighing| weighing.kernel.polynomial());
+    let orders = variant.remembered().and_then(|score_fn| score_fn.kernel.polynomial());
     let low = orders.is_some_and(|orders| orders.iter().all(|(n, _)| *n <= HIGHEST));
     low && finite(variant, shape.d, shape.e) && state(variant, shape, length) < saved
 }

@@ -193,7 +193,7 @@ impl CallPlan {
         let chunk_tiles = chunk.div_ceil(TILE);
         let tile = chunk.div_ceil(chunk_tiles);
         let tiles = shape.time.div_ceil(tile);
-        let width = layer.classes().iter().map(|transform| transform.width).max().unwrap_or(shape.d);
+        let width = layer.key_transforms().iter().map(|transform| transform.width).max().unwrap_or(shape.d);
         let (dp, ep) = (width.next_multiple_of(PAD), shape.e.next_multiple_of(PAD));
         let (groups, state_len) = chunk_groups(layer, &heads, &far, tile, ep)?;
         let pairs = shape.batch * shape.kv_heads;
@@ -203,7 +203,7 @@ impl CallPlan {
             shape,
             heads,
             far,
-            key_transforms: layer.classes().to_vec(),
+            key_transforms: layer.key_transforms().to_vec(),
             tile,
             pitch: tile.next_multiple_of(PAD),
             tiles,

@@ -34,8 +34,8 @@ impl<'a> FeatureGrads<'a> {
     }
 
     /// Divides [`KeyTransform::tensor_len`] values into fields.
-    pub fn of(class: &KeyTransform, d: usize, values: &'a mut [f32]) -> FeatureGrads<'a> {
-        let [matrix, weight, bias] = class.tensor_lens(d);
+    pub fn of(key_transform: &KeyTransform, d: usize, values: &'a mut [f32]) -> FeatureGrads<'a> {
+        let [matrix, weight, bias] = key_transform.tensor_lens(d);
         let (matrix, rest) = values.split_at_mut(matrix);
         let (weight, rest) = rest.split_at_mut(weight);
         FeatureGrads { matrix, weight, bias: &mut rest[..bias] }

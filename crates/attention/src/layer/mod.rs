@@ -50,7 +50,7 @@ struct Plan {
     variants: Vec<Variant>,
     heads: Vec<Head>,
     far: Vec<Option<Head>>,
-    classes: Vec<KeyTransform>,
+    key_transforms: Vec<KeyTransform>,
     aux_specs: Vec<AuxSpec>,
     natural: StatePlan,
     cache: StatePlan,
@@ -126,19 +126,19 @@ impl KeyTransform {
     }
 
     /// The key transform of a variant for one of its branches.
-    fn of(variant: &Variant, weighing: &ScoreFn, range: KeyRange, d: usize) -> KeyTransform {
-        let hedgehog = weighing.kernel.has_learned_map();
+    fn of(variant: &Variant, score_fn: &ScoreFn, range: KeyRange, d: usize) -> KeyTransform {
+        let hedgehog = score_fn.kernel.has_learned_map();
         KeyTransform {
             rope: variant.rope,
             conv: variant.conv.is_some(),
             norm: variant.qk_norm.is_some(),
-            map: weighing.kernel.map(),
+            map: score_fn.kernel.map(),
             channels: None,
             hedgehog,
-            dim: weighing.dim,
+            dim: score_fn.dim,
             bits: variant.bits.map(|bits| (bits, variant.sinks.unwrap_or(0))),
-            range: if hedgehog || weighing.dim.is_some() { range } else { KeyRange::Near },
-            width: weighing.score_dim(d),
+            range: if hedgehog || score_fn.dim.is_some() { range } else { KeyRange::Near },
+            width: score_fn.score_dim(d),
             write: None,
         }
     }
@@ -248,29 +248,29 @@ impl LayerSizes {
             }
         }
         let aux_specs = aux_tensors::layer_aux_specs(&variants, &shape)?;
-        let (mut classes, mut writings): (Vec<KeyTransform>, Vec<Writing>) = (Vec::new(), Vec::new());
-        let mut head = |h: usize, variant: &Variant, weighing: &ScoreFn, range: KeyRange| {
+        let (mut key_transforms, mut writings): (Vec<KeyTransform>, Vec<Writing>) = (Vec::new(), Vec::new());
+        let mut head = |h: usize, variant: &Variant, score_fn: &ScoreFn, range: KeyRange| {
             let write = variant.write.map(|rule| {
                 let own = (variant.decay.is_some() || variant.near.learned() > 0).then_some(h % shape.group());
                 let writing = Writing { rule, kernel: variant.near.kernel.clone(), cap: variant.near.cap, clamp: variant.near.clamp, own };
                 index_of(&mut writings, writing)
             });
             let channels = variant.decays_by_channel().then_some(h % shape.group());
-            let index = index_of(&mut classes, KeyTransform { channels, write, ..KeyTransform::of(variant, weighing, range, d) });
+            let index = index_of(&mut key_transforms, KeyTransform { channels, write, ..KeyTransform::of(variant, score_fn, range, d) });
             Head {
                 range,
                 key_transform: index,
-                scale: weighing.scale_for(d) as f32,
-                cap: weighing.cap.map(|c| c as f32),
-                clamp: weighing.clamp.map_or(f32::INFINITY, |c| c as f32),
-                rescale: if variant.rescale() == Rescale::None { Rescale::None } else { weighing.kernel.rescale() },
+                scale: score_fn.scale_for(d) as f32,
+                cap: score_fn.cap.map(|c| c as f32),
+                clamp: score_fn.clamp.map_or(f32::INFINITY, |c| c as f32),
+                rescale: if variant.rescale() == Rescale::None { Rescale::None } else { score_fn.kernel.rescale() },
                 weighs_keys: variant.in_gate.is_some() || variant.denominator.key_side(),
-                learned: weighing.learned(),
-                coefficients: weighing.kernel.polynomial().into_iter().flatten().map(|(_, a)| a).collect(),
+                learned: score_fn.learned(),
+                coefficients: score_fn.kernel.polynomial().into_iter().flatten().map(|(_, a)| a).collect(),
                 has_log_scale: variant.rescale() != Rescale::None,
                 norm_reads_scale: variant.norm_restores_scale(),
                 chunked: false,
-                kernel: weighing.kernel.clone(),
+                kernel: score_fn.kernel.clone(),
                 variant: variant.clone(),
             }
         };
@@ -278,14 +278,14 @@ impl LayerSizes {
         let far: Vec<Option<Head>> = variants
             .iter()
             .enumerate()
-            .map(|(h, variant)| variant.far.as_ref().map(|weighing| head(h, variant, weighing, KeyRange::Far)))
+            .map(|(h, variant)| variant.far.as_ref().map(|score_fn| head(h, variant, score_fn, KeyRange::Far)))
             .collect();
-        let class_of: Vec<(usize, Option<usize>)> =
+        let transforms_of: Vec<(usize, Option<usize>)> =
             heads.iter().zip(&far).map(|(near, far)| (near.key_transform, far.as_ref().map(|far| far.key_transform))).collect();
-        let plan = |memory| StatePlan::new(&variants, &class_of, &shape, memory);
+        let plan = |memory| StatePlan::new(&variants, &transforms_of, &shape, memory);
         let (natural, cache) = (plan(StateKind::Auto), plan(StateKind::Cache));
         Ok(Layer {
-            plan: Arc::new(Plan { sizes: self, variants, heads, far, classes, aux_specs, natural, cache, bases: Mutex::default() }),
+            plan: Arc::new(Plan { sizes: self, variants, heads, far, key_transforms, aux_specs, natural, cache, bases: Mutex::default() }),
         })
     }
 }
@@ -352,7 +352,7 @@ impl Layer {
         Arc::ptr_eq(&self.plan, &other.plan)
             || (sizes(self) == sizes(other)
                 && self.heads() == other.heads()
-                && (self.plan.classes.iter().all(|class| !class.rope) || self.rope() == other.rope()))
+                && (self.plan.key_transforms.iter().all(|key_transform| !key_transform.rope) || self.rope() == other.rope()))
     }
 
     pub(crate) fn head_plans(&self) -> &[Head] {
@@ -365,13 +365,13 @@ impl Layer {
     }
 
     /// The key transforms of the layer.
-    pub(crate) fn classes(&self) -> &[KeyTransform] {
-        &self.plan.classes
+    pub(crate) fn key_transforms(&self) -> &[KeyTransform] {
+        &self.plan.key_transforms
     }
 
     /// Whether any head rotates q and k.
     pub(crate) fn rotates(&self) -> bool {
-        self.plan.classes.iter().any(|class| class.rope)
+        self.plan.key_transforms.iter().any(|key_transform| key_transform.rope)
     }
 
     /// Pairs of coordinates of q and k that are rotated; 0 if no head rotates.
@@ -386,12 +386,14 @@ impl Layer {
 
     /// The inputs of the norm of q and k: for each, whether they are rows after the short convolution. Both if heads differ in it.
     pub(crate) fn norm_sources(&self) -> impl Iterator<Item = bool> + '_ {
-        [false, true].into_iter().filter(|&conv| self.plan.classes.iter().any(|class| class.norm && class.conv == conv))
+        [false, true]
+            .into_iter()
+            .filter(|&conv| self.plan.key_transforms.iter().any(|key_transform| key_transform.norm && key_transform.conv == conv))
     }
 
     /// Index of the source that a key transform reads.
-    pub(crate) fn norm_source(&self, class: KeyTransform) -> Option<usize> {
-        if class.norm { self.norm_sources().position(|conv| conv == class.conv) } else { None }
+    pub(crate) fn norm_source(&self, key_transform: KeyTransform) -> Option<usize> {
+        if key_transform.norm { self.norm_sources().position(|conv| conv == key_transform.conv) } else { None }
     }
 
     /// The norm of q and k, which is the same for all heads that have one.
@@ -401,7 +403,7 @@ impl Layer {
 
     /// Whether any head has a decay per channel.
     pub(crate) fn decays_by_channel(&self) -> bool {
-        self.plan.classes.iter().any(|class| class.channels.is_some())
+        self.plan.key_transforms.iter().any(|key_transform| key_transform.channels.is_some())
     }
 
     /// Number of decay values per head and position.
@@ -411,7 +413,7 @@ impl Layer {
 
     /// Whether any head has a write rule.
     pub(crate) fn writes(&self) -> bool {
-        self.plan.classes.iter().any(|class| class.write.is_some())
+        self.plan.key_transforms.iter().any(|key_transform| key_transform.write.is_some())
     }
 
     /// The largest number of learned coefficients of a head in this branch.
@@ -428,8 +430,8 @@ impl Layer {
     }
 
     /// The monomials of these orders for the keys of a key transform, built once.
-    pub(crate) fn basis(&self, class: usize, orders: &[usize]) -> Result<Arc<Basis>, Error> {
-        let width = self.plan.classes[class].width;
+    pub(crate) fn basis(&self, key_transform: usize, orders: &[usize]) -> Result<Arc<Basis>, Error> {
+        let width = self.plan.key_transforms[key_transform].width;
         let mut bases = self.plan.bases.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(known) = bases.iter().find(|basis| basis.d() == width && basis.orders() == orders) {
             return Ok(known.clone());

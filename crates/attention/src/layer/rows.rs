@@ -62,21 +62,21 @@ impl<'a> RowSources<'a> {
     #[inline(always)]
     pub fn query(&self, b: usize, h: usize, far: bool) -> HeadRows<'a> {
         let head = self.layer.far_plans()[h].as_ref().filter(|_| far).unwrap_or(&self.layer.head_plans()[h]);
-        let transform = self.layer.classes()[head.key_transform];
+        let transform = self.layer.key_transforms()[head.key_transform];
         self.rows(transform, Tensor::Q, b, h, transform.of_queries(self.inputs, self.shape.d, head, h))
     }
 
     /// The keys of kv head g in batch row b.
     #[inline(always)]
-    pub fn keys(&self, class: usize, b: usize, g: usize) -> HeadRows<'a> {
-        let transform = self.layer.classes()[class];
+    pub fn keys(&self, key_transform: usize, b: usize, g: usize) -> HeadRows<'a> {
+        let transform = self.layer.key_transforms()[key_transform];
         self.rows(transform, Tensor::K, b, g, transform.of_keys(self.inputs, self.shape.d, g))
     }
 
     /// The values of kv head g in batch row b.
     #[inline(always)]
-    pub fn values(&self, class: usize, b: usize, g: usize) -> HeadRows<'a> {
-        self.rows(self.layer.classes()[class], Tensor::V, b, g, Features::none(self.shape.e))
+    pub fn values(&self, key_transform: usize, b: usize, g: usize) -> HeadRows<'a> {
+        self.rows(self.layer.key_transforms()[key_transform], Tensor::V, b, g, Features::none(self.shape.e))
     }
 
     /// One head of one tensor in one batch row before the norm of q and k: after the short convolution, or the input.
@@ -110,18 +110,18 @@ impl<'a> RowSources<'a> {
 
     /// One head of one tensor in one batch row.
     #[inline(always)]
-    fn rows(&self, class: KeyTransform, tensor: Tensor, b: usize, head: usize, features: Features<'a>) -> HeadRows<'a> {
+    fn rows(&self, key_transform: KeyTransform, tensor: Tensor, b: usize, head: usize, features: Features<'a>) -> HeadRows<'a> {
         let (s, i) = (&self.shape, tensor as usize);
         let (heads, dim) = [(s.heads, s.d), (s.kv_heads, s.d), (s.kv_heads, s.e)][i];
         let stride = self.inputs.x[i].stride(heads * dim);
-        let rope = class.rope && tensor != Tensor::V;
+        let rope = key_transform.rope && tensor != Tensor::V;
         // Normed rows include the convolution, if their key transform has one.
-        let normed = self.layer.norm_source(class).filter(|_| tensor != Tensor::V);
+        let normed = self.layer.norm_source(key_transform).filter(|_| tensor != Tensor::V);
         let (x, stride) = match normed {
             Some(source) => (&self.normed[i][source * s.rows() * heads * dim..], heads * dim),
             None => (self.inputs.x[i].values(), stride),
         };
-        let (conv, taps) = (class.conv && normed.is_none(), self.width);
+        let (conv, taps) = (key_transform.conv && normed.is_none(), self.width);
         HeadRows {
             x: &x[b * s.time * stride + head * dim..],
             stride,
@@ -137,7 +137,7 @@ impl<'a> RowSources<'a> {
                 &[]
             },
             features,
-            quantizer: class.bits.map(|(bits, sinks)| RowQuantizer {
+            quantizer: key_transform.bits.map(|(bits, sinks)| RowQuantizer {
                 bits,
                 sinks: sinks.saturating_sub(self.positions.get(b).copied().unwrap_or(0)),
                 tensor,

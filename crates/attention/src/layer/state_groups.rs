@@ -61,7 +61,7 @@ pub(crate) struct StateGroup {
     /// The query heads that read it.
     pub heads: Vec<usize>,
     /// Index of the transform of its keys.
-    pub class: usize,
+    pub key_transform: usize,
     /// The content of its recurrent state; `None` for a cache.
     pub recurrent: Option<RecurrentSpec>,
     /// The keys of its cache.
@@ -76,7 +76,7 @@ pub(crate) struct StateGroup {
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Far {
     /// Index of their transform.
-    pub class: usize,
+    pub key_transform: usize,
     /// The content of their recurrent state; `None` if they are in the cache.
     pub recurrent: Option<RecurrentSpec>,
 }
@@ -85,8 +85,8 @@ impl StateGroup {
     /// Its recurrent state, of all keys or of far keys, and the index of their transform.
     pub fn remembered(&self) -> Option<(usize, &RecurrentSpec)> {
         match (&self.recurrent, &self.far) {
-            (Some(recurrent), _) => Some((self.class, recurrent)),
-            (None, Some(Far { class, recurrent: Some(recurrent) })) => Some((*class, recurrent)),
+            (Some(recurrent), _) => Some((self.key_transform, recurrent)),
+            (None, Some(Far { key_transform, recurrent: Some(recurrent) })) => Some((*key_transform, recurrent)),
             _ => None,
         }
     }
@@ -111,8 +111,8 @@ pub(crate) struct RecurrentSpec {
 impl RecurrentSpec {
     /// The recurrent state of a variant whose kernel, or far kernel, has a finite feature map.
     fn of(variant: &Variant) -> Option<RecurrentSpec> {
-        let weighing = variant.remembered()?;
-        let polynomial = weighing.kernel.polynomial().filter(|_| weighing.has_finite_map())?;
+        let score_fn = variant.remembered()?;
+        let polynomial = score_fn.kernel.polynomial().filter(|_| score_fn.has_finite_map())?;
         Some(RecurrentSpec {
             orders: polynomial.into_iter().map(|(n, _)| n).collect(),
             sums: variant.denominator.sums(),
@@ -139,22 +139,22 @@ pub(crate) struct StatePlan {
 
 impl StatePlan {
     /// The state groups of all heads, whose near and far keys have these key transforms.
-    pub fn new(heads: &[Variant], classes: &[(usize, Option<usize>)], shape: &Shape, memory: StateKind) -> StatePlan {
+    pub fn new(heads: &[Variant], key_transforms: &[(usize, Option<usize>)], shape: &Shape, memory: StateKind) -> StatePlan {
         let mut groups: Vec<StateGroup> = Vec::new();
         let mut group_of = Vec::with_capacity(heads.len());
-        for (h, (variant, &(class, far))) in heads.iter().zip(classes).enumerate() {
+        for (h, (variant, &(key_transform, far))) in heads.iter().zip(key_transforms).enumerate() {
             let (g, state) =
                 (h / shape.group(), if memory == StateKind::Auto || variant.is_sequential() { RecurrentSpec::of(variant) } else { None });
             let shared = state.as_ref().is_none_or(RecurrentSpec::can_be_shared);
             // Far keys without a recurrent state are in the cache.
             let distance = if far.is_some() && state.is_none() { Distance::ALL } else { variant.distance() };
             let (recurrent, far) = match far {
-                Some(class) => (None, Some(Far { class, recurrent: state })),
+                Some(key_transform) => (None, Some(Far { key_transform, recurrent: state })),
                 None => (state, None),
             };
             let keeps_far = far.as_ref().is_some_and(|far| far.recurrent.is_none());
             let layout = if keeps_far { None } else { CacheLayout::of(variant) };
-            let group = StateGroup { g, heads: Vec::new(), class, recurrent, distance, far, layout };
+            let group = StateGroup { g, heads: Vec::new(), key_transform, recurrent, distance, far, layout };
             let known = groups.iter().position(|other| shared && group == StateGroup { heads: Vec::new(), ..other.clone() });
             let index = known.unwrap_or(groups.len());
             if known.is_none() {

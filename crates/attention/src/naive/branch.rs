@@ -12,7 +12,8 @@ pub(crate) struct Branch<'a, R> {
     pub range: KeyRange,
     /// With learned coefficients inserted.
     pub score_fn: ScoreFn,
-    pub scale: R,
+    /// The factor of the scores of each query, [length].
+    pub scales: Vec<f64>,
     pub q: Features<'a, R>,
     pub k: Features<'a, R>,
     /// c_{t,i}, [length, width]; empty without a decay per channel.
@@ -87,8 +88,8 @@ impl<'a, R: Real> Branch<'a, R> {
         let map = score_fn.kernel.map();
         let q = Features::new(q, d, matrix(AuxKind::DimQ, head), learned(AuxKind::FeatureQ, AuxKind::FeatureQBias, head), map);
         let k = Features::new(k, d, matrix(AuxKind::DimK, kv_head), learned(AuxKind::FeatureK, AuxKind::FeatureKBias, kv_head), map);
-        let scale = R::of(score_fn.scale_for(d));
-        Branch { range, score_fn, scale, q, k, decay }
+        let scales = vec![score_fn.scale_for(d); q.rows()];
+        Branch { range, score_fn, scales, q, k, decay }
     }
 
     pub fn kernel(&self) -> &Kernel {
@@ -123,7 +124,7 @@ impl<'a, R: Real> Branch<'a, R> {
 
     /// The score of query t and key s; `log_decay` is c_t − c_s of a decay per head.
     pub fn score(&self, t: usize, s: usize, log_decay: R) -> Score<R> {
-        let (value, slope) = self.bounded(self.scale * self.product(self.q.row(t), self.k.row(s), t, s));
+        let (value, slope) = self.bounded(R::of(self.scales[t]) * self.product(self.q.row(t), self.k.row(s), t, s));
         Score { s, range: self.range, argument: value, slope, log: log_decay, factor: R::one() }
     }
 
@@ -142,7 +143,7 @@ impl<'a, R: Real> Branch<'a, R> {
         let dargument = self.argument_backward(score, dweight, g);
         let log = dweight * self.weight(score);
         let BranchGrads { q: dq, k: dk, decay: ddecay, .. } = g;
-        self.product_backward(dargument * score.slope * self.scale, (t, self.q.row(t), dq), (score.s, dk), ddecay);
+        self.product_backward(dargument * score.slope * R::of(self.scales[t]), (t, self.q.row(t), dq), (score.s, dk), ddecay);
         log
     }
 

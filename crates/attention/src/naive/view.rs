@@ -78,13 +78,15 @@ impl View {
             let reason = format!("a view of a head does not support `{part}`; remove `{part}`");
             return Err(Error::Combination { variant: own.variant.to_string(), reason });
         }
-        let scale = own.variant.near.scale_for(shape.d);
         let factors = own.gates.input.iter().zip(&own.gates.key_weights).map(|(&gate, &key)| f64::from(gate) * f64::from(key));
         Ok(View {
             length,
             d,
             e,
-            q: (0..length).flat_map(|t| own.near.q.row(t)).map(|&x| scale * f64::from(x)).collect(),
+            q: (0..length)
+                .flat_map(|t| own.near.q.row(t).iter().map(move |&x| (t, x)))
+                .map(|(t, x)| own.near.scales[t] * f64::from(x))
+                .collect(),
             k: (0..length).flat_map(|s| own.near.k.row(s)).map(|&x| f64::from(x)).collect(),
             v: factors.enumerate().flat_map(|(s, factor)| own.v.row(s).iter().map(move |&x| factor * f64::from(x))).collect(),
             out: wide(&own.gates.output),

@@ -68,6 +68,33 @@ macro_rules! unit_part {
 }
 pub(crate) use unit_part;
 
+/// Declares a part of this slot whose only argument is `channel`: one gate per channel.
+macro_rules! channel_part {
+    ($(#[$doc:meta])* $Part:ident, $slot:literal, $info:expr) => {
+        $(#[$doc])*
+        #[derive(Clone, Copy, Debug, Default, PartialEq)]
+        pub struct $Part {
+            /// One gate per channel.
+            pub channel: bool,
+        }
+
+        impl $crate::parts::slot::Part for $Part {
+            const INFO: $crate::parts::slot::Info = $info;
+            fn parse(args: &str) -> Result<Self, String> {
+                match args {
+                    "" => Ok($Part { channel: false }),
+                    "channel" => Ok($Part { channel: true }),
+                    _ => Err(format!("`{}={}` takes `channel`, found `{args}`", $slot, Self::INFO.word)),
+                }
+            }
+            fn args(&self) -> String {
+                if self.channel { "channel".into() } else { String::new() }
+            }
+        }
+    };
+}
+pub(crate) use channel_part;
+
 /// Declares a slot: an enum over its parts that forwards every listed method to its part. To add a part,
 /// write its file and add it to this list.
 macro_rules! slot {

@@ -92,7 +92,7 @@ pub(crate) struct Query<'a> {
     pub sums: &'a mut QuerySums,
 }
 
-/// The sums of one query besides U.
+/// The sums of one query other than U.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct QuerySums {
     /// z spread over the lanes of a vector.

@@ -16,13 +16,14 @@ impl State {
                 format!("a state of {:?} cannot become one of {:?}: sizes and rope must be the same", self.shape, compressed.shape);
             return Err(Error::Shape(reason));
         }
-        let class = |layer: &Layer, head: usize| KeyTransform { write: None, ..layer.classes()[layer.head_plans()[head].key_transform] };
+        let key_transform =
+            |layer: &Layer, head: usize| KeyTransform { write: None, ..layer.key_transforms()[layer.head_plans()[head].key_transform] };
         for (head, (old, new)) in self.heads().iter().zip(layer.heads()).enumerate() {
-            let same_class = class(&self.layer, head) == class(layer, head);
+            let same_transform = key_transform(&self.layer, head) == key_transform(layer, head);
             let reason = match () {
                 _ if old.window.is_some() || new.window.is_some() => "the cache of a window does not contain all keys".to_string(),
                 _ if !new.near.has_finite_map() => "it has no finite feature map".to_string(),
-                _ if !same_class || !prepared_alike(old, new) => {
+                _ if !same_transform || !prepared_alike(old, new) => {
                     format!("keys and values were cached for `{old}`, which prepares them differently")
                 }
                 _ => continue,

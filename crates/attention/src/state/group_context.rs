@@ -18,8 +18,8 @@ pub(crate) fn padded(n: usize) -> usize {
 
 /// Values of prepared keys for near and for far queries; 0 without far queries.
 pub(crate) fn widths(layer: &Layer, group: &StateGroup) -> [usize; 2] {
-    let width = |class: usize| layer.classes()[class].width;
-    [width(group.class), group.far.as_ref().map_or(0, |far| width(far.class))]
+    let width = |key_transform: usize| layer.key_transforms()[key_transform].width;
+    [width(group.key_transform), group.far.as_ref().map_or(0, |far| width(far.key_transform))]
 }
 
 /// The prepared rows of one token for one state group.
@@ -39,11 +39,11 @@ impl<'a> TokenRows<'a> {
     pub fn prepare<S: Simd>(&mut self, simd: S, sources: &RowSources, context: &GroupContext, t: usize) {
         let ([near, far], b, group) = (widths(sources.layer, context.group), context.b, context.group);
         let (near_key, far_key) = self.key.split_at_mut(near);
-        sources.keys(group.class, b, group.g).forward(simd, t, near_key);
+        sources.keys(group.key_transform, b, group.g).forward(simd, t, near_key);
         if let Some(far) = group.far.as_ref().filter(|_| !far_key.is_empty()) {
-            sources.keys(far.class, b, group.g).forward(simd, t, far_key);
+            sources.keys(far.key_transform, b, group.g).forward(simd, t, far_key);
         }
-        sources.values(group.class, b, group.g).forward(simd, t, self.value);
+        sources.values(group.key_transform, b, group.g).forward(simd, t, self.value);
         for (i, &head) in group.heads.iter().enumerate() {
             sources.query(b, head, false).forward(simd, t, &mut self.queries[i * padded(near)..][..padded(near)]);
             if group.far.is_some() {
@@ -168,7 +168,7 @@ impl GroupContext<'_> {
 
     /// The features of far keys, if the group has any.
     pub fn far_features(&self) -> Option<Features<'_>> {
-        let transform = self.state.layer.classes()[self.group.far.as_ref()?.class];
+        let transform = self.state.layer.key_transforms()[self.group.far.as_ref()?.key_transform];
         Some(transform.of_keys(self.inputs, self.state.shape.d, self.group.g))
     }
 }

@@ -38,8 +38,9 @@ impl KvCache {
 
     /// The empty cache of a state group, whose keys are transformed by one of these.
     pub fn of_group(group: &StateGroup, transforms: &[KeyTransform], ep: usize) -> KvCache {
-        let near = transforms[group.class].width;
-        let own = group.far.as_ref().filter(|far| far.class != group.class).map_or(0, |far| transforms[far.class].width);
+        let near = transforms[group.key_transform].width;
+        let own =
+            group.far.as_ref().filter(|far| far.key_transform != group.key_transform).map_or(0, |far| transforms[far.key_transform].width);
         KvCache::new(near + own, ep, group.heads.len(), if own > 0 { near } else { 0 })
     }
 

@@ -9,8 +9,7 @@ use crate::layer::{StateGroup, StatePlan};
 use crate::state::block::QuerySums;
 use crate::state::kv_cache::KvCache;
 use crate::state::ring::RingKvCache;
-use crate::state::step_state::StepState;
-use crate::state::token::Token;
+use crate::state::token::{StepState, Token};
 use crate::{Buffer, Error, Kernel, Layer, Shape, StateKind, Variant};
 use termwise_kernels::PAD;
 use termwise_kernels::basis::Basis;
@@ -42,7 +41,7 @@ pub struct State {
     /// Kernels with their learned coefficients, per head.
     pub(crate) kernels: Vec<Kernel>,
     pub(crate) far_kernels: Vec<Option<Kernel>>,
-    /// The shape of a token.
+    /// Shape of the inputs of one token.
     pub(crate) shape: Shape,
     pub(crate) memory: StateKind,
     /// Per state group; `None` without a recurrent state.
@@ -146,7 +145,7 @@ pub(crate) struct FarState {
     pub u: Vec<f32>,
 }
 
-/// Results of a state group for one of its heads besides U.
+/// Results of a state group for one of its heads, in addition to U.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct HeadSums {
     pub z: f32,
@@ -168,10 +167,11 @@ impl Layer {
     pub fn state_with(&self, batch: usize, memory: StateKind) -> Result<State, Error> {
         let shape = self.shape(batch, 1)?;
         let plan = self.state_plan(memory);
-        let basis = |group: &StateGroup| group.remembered().map(|(class, spec)| self.basis(class, &spec.orders)).transpose();
+        let basis =
+            |group: &StateGroup| group.remembered().map(|(key_transform, spec)| self.basis(key_transform, &spec.orders)).transpose();
         let bases: Vec<Option<Arc<Basis>>> = plan.groups.iter().map(basis).collect::<Result<_, _>>()?;
         let ep = shape.e.next_multiple_of(PAD);
-        let classes = self.classes();
+        let key_transforms = self.key_transforms();
         let group_state = |(group, basis): (&StateGroup, &Option<Arc<Basis>>)| -> Result<GroupState, Error> {
             let heads = group.heads.len();
             let (h, z) = match (basis, group.remembered()) {
@@ -184,8 +184,8 @@ impl Layer {
                 (Some(_), _) => (GroupMemory::Recurrent { h, z }, None),
                 (None, layout) => {
                     let memory = match layout {
-                        Some(layout) => GroupMemory::Ring(RingKvCache::new(group, classes, [shape.e, ep], layout)),
-                        None => GroupMemory::Cache(KvCache::of_group(group, classes, ep)),
+                        Some(layout) => GroupMemory::Ring(RingKvCache::new(group, key_transforms, [shape.e, ep], layout)),
+                        None => GroupMemory::Cache(KvCache::of_group(group, key_transforms, ep)),
                     };
                     (memory, group.far.is_some().then(|| FarState { h, z, u: vec![0.0; heads * ep] }))
                 }

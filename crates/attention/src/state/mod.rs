@@ -17,7 +17,6 @@
 //! denominator, ep e in whole vectors.
 
 pub(crate) mod block;
-mod cache_step;
 mod compress;
 mod file;
 pub(crate) mod group_context;
@@ -28,7 +27,6 @@ pub(crate) mod ring;
 pub(crate) mod ring_step;
 mod select;
 pub(crate) mod step;
-mod step_state;
 mod token;
 mod truncate;
 

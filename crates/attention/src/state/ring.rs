@@ -275,9 +275,9 @@ impl<'a> RingScratch<'a> {
 impl RingKvCache {
     /// The empty cache of a state group with a window, whose keys are transformed by one of these.
     pub fn new(group: &StateGroup, transforms: &[KeyTransform], [e, ep]: [usize; 2], layout: CacheLayout) -> RingKvCache {
-        let near = &transforms[group.class];
+        let near = &transforms[group.key_transform];
         let far = group.far.as_ref().filter(|_| !layout.plain);
-        let own = far.filter(|far| far.class != group.class).map_or(0, |far| transforms[far.class].width);
+        let own = far.filter(|far| far.key_transform != group.key_transform).map_or(0, |far| transforms[far.key_transform].width);
         let far_row = far.map(|_| if own > 0 { near.width } else { 0 });
         RingKvCache {
             d: near.width + own,

@@ -17,7 +17,7 @@ use termwise_kernels::basis::Basis;
 use termwise_kernels::score_rows::Visible;
 use termwise_kernels::simd::Simd;
 
-/// Values of scratch memory besides [`RingScratch`], for stored keys of d and far keys of `far_width` values.
+/// Values of scratch memory in addition to [`RingScratch`], for stored keys of d and far keys of `far_width` values.
 pub(crate) fn scratch_len([d, far_width]: [usize; 2], ep: usize, heads: usize, basis: Option<&Basis>) -> usize {
     padded(d) + ep + padded(far_width) + heads + basis.map_or(0, |basis| recurrent_step::scratch_len(basis, heads, ep))
 }
@@ -91,7 +91,7 @@ fn attend<S: Simd>(
     (u, sums): (&mut [f32], &mut [QuerySums]),
     scratch: &mut RingScratch,
 ) {
-    let width = context.state.layer.classes()[context.group.class].width;
+    let width = context.state.layer.key_transforms()[context.group.key_transform].width;
     let mut x = [0.0f32; BLOCK];
     for number in 0..ring.blocks() {
         let (first, n) = ring.block_places(number);

@@ -303,7 +303,7 @@ impl Variant {
     /// Rows of the recurrent state for head dimension d: the size of the feature map of [`Variant::remembered`], 0 if far keys are masked.
     /// `None` if there is no finite feature map.
     pub fn state_rows(&self, d: usize) -> Option<u128> {
-        self.remembered().map_or(Some(0), |weighing| weighing.state_rows(d))
+        self.remembered().map_or(Some(0), |score_fn| score_fn.state_rows(d))
     }
 
     /// Values per key in a cache for head dimension d: the key of the near branch, and that of the far branch if it differs.

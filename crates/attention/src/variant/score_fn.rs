@@ -72,7 +72,7 @@ impl ScoreFn {
 
     /// Whether the other branch stores the same keys.
     fn prepares_like(&self, other: &ScoreFn) -> bool {
-        let plain = |weighing: &ScoreFn| (weighing.dim.is_none() && !weighing.kernel.has_learned_map()).then(|| weighing.kernel.map());
+        let plain = |score_fn: &ScoreFn| (score_fn.dim.is_none() && !score_fn.kernel.has_learned_map()).then(|| score_fn.kernel.map());
         plain(self).is_some() && plain(self) == plain(other)
     }
 

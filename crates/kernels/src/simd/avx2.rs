@@ -8,20 +8,7 @@ use crate::simd::{Simd, Task};
 #[derive(Clone, Copy)]
 pub struct Avx2(());
 
-/// # Safety
-/// The machine must support the features of the attribute below.
-#[target_feature(enable = "avx2,fma")]
-pub(super) unsafe fn enter<T: Task>(task: T) -> T::Output {
-    task.run(Avx2(()))
-}
-
-/// # Safety
-/// As for [`enter`].
-#[inline(never)]
-#[target_feature(enable = "avx2,fma")]
-unsafe fn call<T: Task>(task: T) -> T::Output {
-    task.run(Avx2(()))
-}
+x86_entries!(Avx2(()), "avx2,fma");
 
 // SAFETY of every block below: the token exists only inside `enter`, whose caller checked the features. Pointers are valid by the contract of the method.
 #[allow(clippy::undocumented_unsafe_blocks, reason = "one argument for all blocks, above")]
@@ -32,20 +19,8 @@ impl Simd for Avx2 {
     const LANES: usize = 8;
     const REGISTERS: usize = 16;
 
-    #[inline(always)]
-    fn splat(self, x: f32) -> __m256 {
-        unsafe { _mm256_set1_ps(x) }
-    }
-    #[inline(always)]
-    unsafe fn load(self, p: *const f32) -> __m256 {
-        unsafe { _mm256_loadu_ps(p) }
-    }
-    #[inline(always)]
-    unsafe fn store(self, p: *mut f32, x: __m256) {
-        unsafe { _mm256_storeu_ps(p, x) }
-    }
-    lane_wise! {
-        __m256;
+    x86_methods! {
+        __m256; splat = _mm256_set1_ps; load = _mm256_loadu_ps; store = _mm256_storeu_ps;
         add(a, b) = _mm256_add_ps;
         sub(a, b) = _mm256_sub_ps;
         mul(a, b) = _mm256_mul_ps;
@@ -108,14 +83,6 @@ impl Simd for Avx2 {
             let two = _mm_max_ps(four, _mm_movehl_ps(four, four));
             _mm_cvtss_f32(_mm_max_ss(two, _mm_movehdup_ps(two)))
         }
-    }
-    #[inline(always)]
-    fn prefetch(self, at: *const f32) {
-        unsafe { _mm_prefetch::<_MM_HINT_T0>(at.cast()) }
-    }
-    #[inline(always)]
-    fn call<T: Task>(self, task: T) -> T::Output {
-        unsafe { call(task) }
     }
     #[inline(always)]
     unsafe fn transpose_16(self, from: *const f32, stride: usize, to: *mut f32, to_stride: usize) {

@@ -19,20 +19,7 @@ impl Avx512 {
     }
 }
 
-/// # Safety
-/// The machine must support the features of the attribute below.
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
-pub(super) unsafe fn enter<T: Task>(task: T) -> T::Output {
-    task.run(Avx512(()))
-}
-
-/// # Safety
-/// As for [`enter`].
-#[inline(never)]
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
-unsafe fn call<T: Task>(task: T) -> T::Output {
-    task.run(Avx512(()))
-}
+x86_entries!(Avx512(()), "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma");
 
 // SAFETY of every block below: the token exists only inside `enter`, whose caller checked the features. Pointers are valid by the contract of the method.
 #[allow(clippy::undocumented_unsafe_blocks, reason = "one argument for all blocks, above")]
@@ -43,20 +30,8 @@ impl Simd for Avx512 {
     const LANES: usize = 16;
     const REGISTERS: usize = 32;
 
-    #[inline(always)]
-    fn splat(self, x: f32) -> __m512 {
-        unsafe { _mm512_set1_ps(x) }
-    }
-    #[inline(always)]
-    unsafe fn load(self, p: *const f32) -> __m512 {
-        unsafe { _mm512_loadu_ps(p) }
-    }
-    #[inline(always)]
-    unsafe fn store(self, p: *mut f32, x: __m512) {
-        unsafe { _mm512_storeu_ps(p, x) }
-    }
-    lane_wise! {
-        __m512;
+    x86_methods! {
+        __m512; splat = _mm512_set1_ps; load = _mm512_loadu_ps; store = _mm512_storeu_ps;
         add(a, b) = _mm512_add_ps;
         sub(a, b) = _mm512_sub_ps;
         mul(a, b) = _mm512_mul_ps;
@@ -98,14 +73,6 @@ impl Simd for Avx512 {
     #[inline(always)]
     fn maximum(self, x: __m512) -> f32 {
         unsafe { _mm512_reduce_max_ps(x) }
-    }
-    #[inline(always)]
-    fn prefetch(self, at: *const f32) {
-        unsafe { _mm_prefetch::<_MM_HINT_T0>(at.cast()) }
-    }
-    #[inline(always)]
-    fn call<T: Task>(self, task: T) -> T::Output {
-        unsafe { call(task) }
     }
     #[inline(always)]
     unsafe fn transpose_16(self, from: *const f32, stride: usize, to: *mut f32, to_stride: usize) {

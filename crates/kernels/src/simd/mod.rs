@@ -25,15 +25,61 @@
 //! assert_eq!(x, [2.0, 4.0, 6.0]);
 //! ```
 
-/// Methods that apply one intrinsic to vectors.
+/// Methods of an instruction set of x86-64 that are one intrinsic each.
 #[cfg(target_arch = "x86_64")]
-macro_rules! lane_wise {
-    ($vector:ty; $($method:ident($($operand:ident),+) = $intrinsic:ident;)+) => {$(
+macro_rules! x86_methods {
+    (
+        $vector:ty; splat = $splat:ident; load = $load:ident; store = $store:ident;
+        $($method:ident($($operand:ident),+) = $intrinsic:ident;)+
+    ) => {
         #[inline(always)]
-        fn $method(self, $($operand: $vector),+) -> $vector {
-            unsafe { $intrinsic($($operand),+) }
+        fn splat(self, x: f32) -> $vector {
+            unsafe { $splat(x) }
         }
-    )+};
+        #[inline(always)]
+        unsafe fn load(self, p: *const f32) -> $vector {
+            unsafe { $load(p) }
+        }
+        #[inline(always)]
+        unsafe fn store(self, p: *mut f32, x: $vector) {
+            unsafe { $store(p, x) }
+        }
+        #[inline(always)]
+        fn prefetch(self, at: *const f32) {
+            unsafe { _mm_prefetch::<_MM_HINT_T0>(at.cast()) }
+        }
+        #[inline(always)]
+        fn call<T: Task>(self, task: T) -> T::Output {
+            unsafe { call(task) }
+        }
+        $(
+            #[inline(always)]
+            fn $method(self, $($operand: $vector),+) -> $vector {
+                unsafe { $intrinsic($($operand),+) }
+            }
+        )+
+    };
+}
+
+/// `enter` and `call`: functions that are compiled for an instruction set of x86-64.
+#[cfg(target_arch = "x86_64")]
+macro_rules! x86_entries {
+    ($token:expr, $features:literal) => {
+        /// # Safety
+        /// The machine must support the features of the attribute below.
+        #[target_feature(enable = $features)]
+        pub(super) unsafe fn enter<T: Task>(task: T) -> T::Output {
+            task.run($token)
+        }
+
+        /// # Safety
+        /// As for [`enter`].
+        #[inline(never)]
+        #[target_feature(enable = $features)]
+        unsafe fn call<T: Task>(task: T) -> T::Output {
+            task.run($token)
+        }
+    };
 }
 
 #[cfg(target_arch = "x86_64")]

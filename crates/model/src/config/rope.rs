@@ -95,7 +95,7 @@ pub(super) fn read_partial_factor(keys: &mut JsonKeys, kind: ModelFamily) -> Res
         return Err(conflict(&key, factor, other, value));
     }
     if default.is_none() && factor != 1.0 {
-        let advice = "this family rotates whole heads; use the family of the weights";
+        let advice = "this family has no partial rotary embedding; use the family of the weights";
         return Err(Error::Unsupported { key, found: factor.to_string(), advice });
     }
     Ok(factor)

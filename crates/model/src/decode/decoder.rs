@@ -20,7 +20,7 @@ use crate::error::{Error, Result};
 use crate::model::Model;
 use crate::ops::{Buffer, zeros};
 use crate::passes::activations::{Activations, Keep};
-use crate::passes::matmul::GEMV_MAX_ROWS;
+use crate::passes::forward::GEMV_MAX_ROWS;
 use crate::passes::timing::StageTiming;
 
 /// Positions whose rotary angles are precomputed: a long prompt, in a few megabytes.
@@ -28,7 +28,7 @@ const ROPE_TABLE_POSITIONS: usize = 4096;
 
 /// A model that decodes B independent sequences (rows), with one attention [`State`] per layer and row.
 ///
-/// Each row has its own position. Its results are bit-identical for any number of other rows and any number of threads. [`Decoder::step`] reads
+/// Each row has its own position. Its results are bit-identical for any number of other rows and of threads on one instruction set. [`Decoder::step`] reads
 /// every weight once for all rows and does not allocate unless a cache grows.
 ///
 /// `max_position_embeddings` is the context length of the model. A KV cache is limited to it unless [`DecoderOptions::beyond_context`] is set.

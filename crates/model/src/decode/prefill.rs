@@ -7,10 +7,8 @@ use super::options::MemoryPolicy;
 use super::step::denominator_error;
 use crate::error::{Error, Result};
 use crate::ops::products::Products;
-use crate::passes::activations::AttentionRows;
 use crate::passes::batch::check_ids;
-use crate::passes::forward::ForwardPass;
-use crate::passes::matmul::{GEMV_MAX_ROWS, MatMul};
+use crate::passes::forward::{AttentionRows, ForwardPass, GEMV_MAX_ROWS, MatMul};
 
 /// The shortest sequence length for which attention buffers are created. Shorter chunks are padded to it.
 pub(super) const MIN_CHUNK: usize = 16;

@@ -10,8 +10,7 @@ use crate::error::{Error, Result};
 use crate::ops::lm_head::soft_cap;
 use crate::passes::NonpositiveDenominator;
 use crate::passes::batch::check_ids;
-use crate::passes::forward::ForwardPass;
-use crate::passes::matmul::MatMul;
+use crate::passes::forward::{ForwardPass, MatMul};
 
 /// Rows step in parallel only if their states have more bytes than this. Below, waking threads takes as long as the step.
 const PARALLEL_MIN_BYTES: usize = 512 << 10;

@@ -10,7 +10,7 @@ use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::model::Model;
 use crate::params::{ParamEntry, ParamLayout};
-use crate::passes::matmul::{VectorParams, WeightView};
+use crate::passes::weight_view::{VectorParams, WeightView};
 use crate::weights::{Checkpoint, FloatType};
 use termwise_kernels::bf16::Bf16Buffer;
 

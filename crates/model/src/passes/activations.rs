@@ -1,10 +1,8 @@
 //! The activation buffers of a pass.
 
-use std::ops::Range;
+use termwise_attention::AuxTensor;
 
-use termwise_attention::{AuxTensor, AuxTensors, Inputs};
-
-use super::matmul::WeightView;
+use super::weight_view::WeightView;
 use crate::architecture::{Architecture, TransformerBlock, Widths, is_qk_norm};
 use crate::error::Result;
 use crate::ops::{Buffer, NormInput, zeros};
@@ -47,7 +45,7 @@ pub(crate) struct LayerActivations {
     /// Inputs of the norms after attention and after the MLP.
     pub post_norms: [PostNormInput; 2],
     /// Weights w of the q and k norms, for models that store w − 1.
-    shifted_qk_norms: Vec<(AuxTensor, Vec<f32>)>,
+    pub shifted_qk_norms: Vec<(AuxTensor, Vec<f32>)>,
 }
 
 /// The input of a norm after attention or MLP; empty without such a norm.
@@ -63,16 +61,6 @@ pub(crate) struct GateLogits {
     pub aux: AuxTensor,
     pub width: usize,
     pub values: Buffer,
-}
-
-/// The positions of a pass that attention reads.
-#[derive(Clone, Copy)]
-pub(crate) struct AttentionRows<'a> {
-    pub widths: Widths,
-    /// B·T positions.
-    pub positions: usize,
-    /// Valid positions of each batch row. [B]
-    pub lengths: Option<&'a [usize]>,
 }
 
 impl Activations {
@@ -138,51 +126,6 @@ impl LayerActivations {
             shifted.extend(weights.vector(range).iter().map(|w| w + offset));
         }
     }
-
-    /// The inputs of attention and the buffer of its output.
-    pub fn attention<'a>(
-        &'a mut self,
-        block: &TransformerBlock,
-        weights: WeightView<'a>,
-        rows: AttentionRows<'a>,
-    ) -> (Inputs<'a, f32>, &'a mut [f32]) {
-        let AttentionRows { widths, positions, lengths } = rows;
-        let LayerActivations { qkv, y, gates, shifted_qk_norms, .. } = self;
-        let inputs = Inputs::packed(&qkv[..positions * widths.qkv()], widths.packed());
-        let aux = aux_tensors(block, weights, (gates, shifted_qk_norms), 0..positions);
-        (inputs.with_aux(aux).lengths(lengths), &mut y[..positions * widths.queries])
-    }
-
-    /// The inputs of attention at one position.
-    pub fn attention_at<'a>(
-        &'a self,
-        position: usize,
-        block: &TransformerBlock,
-        weights: WeightView<'a>,
-        widths: Widths,
-    ) -> Inputs<'a, f32> {
-        let qkv = &self.qkv[position * widths.qkv()..][..widths.qkv()];
-        let aux = aux_tensors(block, weights, (&self.gates, &self.shifted_qk_norms), position..position + 1);
-        Inputs::packed(qkv, widths.packed()).with_aux(aux)
-    }
-}
-
-/// The gate logits of these positions, and the parameters of attention.
-fn aux_tensors<'a>(
-    block: &TransformerBlock,
-    weights: WeightView<'a>,
-    (gates, shifted_qk_norms): (&'a [GateLogits], &'a [(AuxTensor, Vec<f32>)]),
-    positions: Range<usize>,
-) -> AuxTensors<&'a [f32]> {
-    let mut tensors = AuxTensors::default();
-    for GateLogits { aux, width, values } in gates.iter().filter(|gate| block.gates.iter().any(|(own, _)| *own == gate.aux)) {
-        tensors.set(*aux, &values[positions.start * width..positions.end * width]);
-    }
-    for (aux, range) in &block.parameters {
-        let shifted = shifted_qk_norms.iter().find(|(known, _)| known == aux);
-        tensors.set(*aux, shifted.map_or_else(|| weights.vector(range), |(_, values)| values));
-    }
-    tensors
 }
 
 impl PostNormInput {

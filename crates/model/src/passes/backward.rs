@@ -3,10 +3,11 @@
 use termwise_attention::{AuxTensors, Grads};
 use termwise_kernels::gemm::Matrix;
 
-use super::activations::{Activations, AttentionRows, GateLogits};
-use super::matmul::WeightView;
+use super::activations::{Activations, GateLogits};
+use super::forward::AttentionRows;
 use super::session::{ActivationGradients, Session};
 use super::timing::Stage;
+use super::weight_view::WeightView;
 use crate::architecture::{Architecture, LinearLayer, NormLayer, Widths};
 use crate::error::{Error, Result};
 use crate::ops::linear::Write;

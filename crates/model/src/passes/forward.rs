@@ -11,14 +11,22 @@
 //! [`Session::forward`] is this outline for training and evaluation. Decoding has the same outline in `decode/prefill.rs` and `decode/step.rs`:
 //! only attention differs, which there reads a cache or a recurrent state.
 
-use super::activations::{Activations, AttentionRows, Keep, LayerActivations};
+use std::ops::Range;
+
+use termwise_attention::{AuxTensor, AuxTensors, Inputs};
+use termwise_kernels::bf16::{WeightMatrix, widen};
+use termwise_kernels::gemm::Matrix;
+use termwise_kernels::gemv;
+
+use super::activations::{Activations, GateLogits, Keep, LayerActivations};
 use super::batch::NonpositiveDenominator;
-use super::matmul::{MatMul, WeightView};
 use super::session::{ObservedAttention, Session};
 use super::timing::{Stage, StageTiming};
-use crate::architecture::{Architecture, NormLayer, Widths};
+use super::weight_view::WeightView;
+use crate::architecture::{Architecture, LinearLayer, NormLayer, TransformerBlock, Widths};
 use crate::error::{Error, Result};
-use crate::ops::{Buffer, activation, embedding, interleave, layernorm, rmsnorm};
+use crate::ops::products::{Products, Weight};
+use crate::ops::{Buffer, activation, embedding, interleave, layernorm, linear, rmsnorm};
 use crate::params::Params;
 
 impl Session {
@@ -177,6 +185,98 @@ impl ForwardPass<'_> {
         }
         self.timing.forward(Stage::Norm);
     }
+}
+
+/// The largest number of rows for which GEMV is used. Up to this number, a product is bound by the memory bandwidth of its weights.
+pub(crate) const GEMV_MAX_ROWS: usize = 32;
+
+/// How a pass computes its matrix products, with the buffers of the method.
+pub(crate) enum MatMul<'a> {
+    /// For many rows. A bfloat16 matrix is first converted to float32 in `widened`, which grows to the largest matrix of a block.
+    Gemm { widened: &'a mut Buffer, products: &'a mut Products },
+    /// For at most [`GEMV_MAX_ROWS`] rows. `columns` is scratch of length [`gemv::scratch_len`].
+    Gemv { columns: &'a mut [f32] },
+}
+
+impl MatMul<'_> {
+    /// y [M, outputs] = x [M, inputs] Wᵀ + b
+    pub fn multiply(&mut self, x: &[f32], layer: &LinearLayer, weights: WeightView, y: &mut [f32]) -> Result<()> {
+        let (weight, bias) = (weights.matrix(&layer.weight), layer.bias.as_ref().map(|range| weights.vector(range)));
+        match self {
+            MatMul::Gemv { columns } => gemv::forward(x, weight, bias, y, layer.inputs, columns),
+            MatMul::Gemm { widened, products } => match weight {
+                WeightMatrix::F32(weight) => {
+                    let write = linear::start_with_bias(y, bias);
+                    let (x, weight) =
+                        (Matrix::new(x, x.len() / layer.inputs, layer.inputs), Weight::new(weight, layer.weight.start, layer.inputs));
+                    products.forward(y, layer.outputs, write, x, weight)?;
+                }
+                WeightMatrix::Bf16(weight) => {
+                    widened.ensure(weight.len())?;
+                    widen(weight, widened);
+                    linear::forward(x, widened, bias, y, layer.inputs);
+                }
+            },
+        }
+        Ok(())
+    }
+}
+
+/// The positions of a pass that attention reads.
+#[derive(Clone, Copy)]
+pub(crate) struct AttentionRows<'a> {
+    pub widths: Widths,
+    /// B·T positions.
+    pub positions: usize,
+    /// Valid positions of each batch row. [B]
+    pub lengths: Option<&'a [usize]>,
+}
+
+impl LayerActivations {
+    /// The inputs of attention and the buffer of its output.
+    pub fn attention<'a>(
+        &'a mut self,
+        block: &TransformerBlock,
+        weights: WeightView<'a>,
+        rows: AttentionRows<'a>,
+    ) -> (Inputs<'a, f32>, &'a mut [f32]) {
+        let AttentionRows { widths, positions, lengths } = rows;
+        let LayerActivations { qkv, y, gates, shifted_qk_norms, .. } = self;
+        let inputs = Inputs::packed(&qkv[..positions * widths.qkv()], widths.packed());
+        let aux = aux_tensors(block, weights, (gates, shifted_qk_norms), 0..positions);
+        (inputs.with_aux(aux).lengths(lengths), &mut y[..positions * widths.queries])
+    }
+
+    /// The inputs of attention at one position.
+    pub fn attention_at<'a>(
+        &'a self,
+        position: usize,
+        block: &TransformerBlock,
+        weights: WeightView<'a>,
+        widths: Widths,
+    ) -> Inputs<'a, f32> {
+        let qkv = &self.qkv[position * widths.qkv()..][..widths.qkv()];
+        let aux = aux_tensors(block, weights, (&self.gates, &self.shifted_qk_norms), position..position + 1);
+        Inputs::packed(qkv, widths.packed()).with_aux(aux)
+    }
+}
+
+/// The gate logits of these positions, and the parameters of attention.
+fn aux_tensors<'a>(
+    block: &TransformerBlock,
+    weights: WeightView<'a>,
+    (gates, shifted_qk_norms): (&'a [GateLogits], &'a [(AuxTensor, Vec<f32>)]),
+    positions: Range<usize>,
+) -> AuxTensors<&'a [f32]> {
+    let mut tensors = AuxTensors::default();
+    for GateLogits { aux, width, values } in gates.iter().filter(|gate| block.gates.iter().any(|(own, _)| *own == gate.aux)) {
+        tensors.set(*aux, &values[positions.start * width..positions.end * width]);
+    }
+    for (aux, range) in &block.parameters {
+        let shifted = shifted_qk_norms.iter().find(|(known, _)| known == aux);
+        tensors.set(*aux, shifted.map_or_else(|| weights.vector(range), |(_, values)| values));
+    }
+    tensors
 }
 
 impl NormLayer {

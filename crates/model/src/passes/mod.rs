@@ -7,9 +7,9 @@ pub(crate) mod activations;
 mod backward;
 pub(crate) mod batch;
 pub(crate) mod forward;
-pub(crate) mod matmul;
 mod session;
 pub(crate) mod timing;
+pub(crate) mod weight_view;
 
 use crate::error::Result;
 use crate::params::Params;

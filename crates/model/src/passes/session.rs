@@ -50,7 +50,7 @@ setters!(SessionOptions { engine: AttentionEngine, mode: Mode, precision: Precis
 /// norm outputs and MLP activations. The operating system commits memory at first use, so a session that never trains needs no memory for
 /// gradients.
 ///
-/// Results are bit-identical for any number of threads.
+/// Results are bit-identical for any number of threads on one instruction set.
 pub struct Session {
     pub(super) layout: Arc<ParamLayout>,
     pub(super) shape: Shape,

@@ -27,7 +27,7 @@ impl Fused {
     ///
     /// Heads with a recurrent state process the positions as one chunk in parallel mode, and in chunks in chunk mode. Queries of heads with a cache
     /// attend to cached and new keys. Positions after the length of a batch row are ignored. The report names positions since the state was empty.
-    /// float32, bit-identical for any number of threads; recurrent states are summed in another order than by stepping. There are no gradients
+    /// float32, bit-identical for any number of threads on one instruction set; recurrent states are summed in another order than by stepping. There are no gradients
     /// across calls.
     pub fn extend(&mut self, state: &mut State, inputs: &Inputs<f32>, y: &mut [f32]) -> Result<Report, Error> {
         self.check_state(state, inputs)?;
@@ -123,7 +123,7 @@ fn each_state(l: &CallPlan, state: &State, mut f: impl FnMut(usize, &ChunkGroup,
 
 /// Values of scratch memory that [`end`] takes.
 fn end_scratch_len(l: &CallPlan, state: &State) -> usize {
-    let widest = l.key_transforms.iter().map(|class| class.width).max().unwrap_or(0);
+    let widest = l.key_transforms.iter().map(|key_transform| key_transform.width).max().unwrap_or(0);
     let monomials = state.bases.iter().flatten().map(|basis| EnteringKey::scratch_len(basis)).max().unwrap_or(0);
     l.shape.time + 3 * widest + l.ep + monomials
 }
@@ -217,13 +217,13 @@ struct NewKeys<'a> {
 
 impl NewKeys<'_> {
     /// The key of a position as a key transform prepares it, into `key` [width].
-    fn key(&self, class: usize, t: usize, key: &mut [f32]) {
+    fn key(&self, key_transform: usize, t: usize, key: &mut [f32]) {
         let l = self.l;
         if let Some(channels) = &self.channels {
             key.copy_from_slice(&channels.k[t * l.dp..][..l.shape.d]);
             return;
         }
-        let tile = &self.w.rows.kt[(l.kv_index(class, self.b, self.group.g) * l.tiles + t / l.tile) * l.width * l.pitch..];
+        let tile = &self.w.rows.kt[(l.kv_index(key_transform, self.b, self.group.g) * l.tiles + t / l.tile) * l.width * l.pitch..];
         for (key, row) in key.iter_mut().zip(tile.chunks_exact(l.pitch)) {
             *key = row[t % l.tile];
         }
@@ -232,20 +232,20 @@ impl NewKeys<'_> {
     /// The value of a position, padded; it is the same for near and far keys.
     fn value(&self, t: usize) -> &[f32] {
         let l = self.l;
-        &self.w.values.v[(l.kv_index(self.group.class, self.b, self.group.g) * l.tp() + t) * l.ep..][..l.ep]
+        &self.w.values.v[(l.kv_index(self.group.key_transform, self.b, self.group.g) * l.tp() + t) * l.ep..][..l.ep]
     }
 
     /// The key of a position as a cache stores it, into `key`: for near queries, then for far queries if the cache stores those values.
     fn stored_key(&self, t: usize, key: &mut [f32]) {
-        let (near, far) = key.split_at_mut(self.l.key_transforms[self.group.class].width);
-        self.key(self.group.class, t, near);
+        let (near, far) = key.split_at_mut(self.l.key_transforms[self.group.key_transform].width);
+        self.key(self.group.key_transform, t, near);
         if let Some(channels) = &self.channels {
             // Stored as the next query reads it.
             let (after, at) = (channels.after(self.len), channels.at(t));
             near.iter_mut().zip(after.iter().zip(at)).for_each(|(key, (after, at))| *key *= (after - at).exp() as f32);
         }
-        if let Some(class) = self.group.far.as_ref().map(|far| far.class).filter(|_| !far.is_empty()) {
-            self.key(class, t, far);
+        if let Some(key_transform) = self.group.far.as_ref().map(|far| far.key_transform).filter(|_| !far.is_empty()) {
+            self.key(key_transform, t, far);
         }
     }
 
@@ -272,9 +272,9 @@ impl NewKeys<'_> {
 
     /// The largest ‖k‖ up to each position, from that of all keys before.
     fn norms(&self, norms: &mut [f32], largest: &mut f32, scratch: &mut [f32]) {
-        let key = &mut scratch[..self.l.key_transforms[self.group.class].width];
+        let key = &mut scratch[..self.l.key_transforms[self.group.key_transform].width];
         for (t, norm) in norms.iter_mut().enumerate() {
-            self.key(self.group.class, t, key);
+            self.key(self.group.key_transform, t, key);
             *largest = larger(*largest, dot(key, key).sqrt());
             *norm = *largest;
         }
@@ -312,8 +312,8 @@ impl NewKeys<'_> {
     /// from all positions of the call have entered with their chunks.
     fn evict(&self, ring: &RingKvCache, basis: &Basis, far: &mut FarState, scratch: &mut [f32]) {
         let (l, h) = (self.l, self.group.heads[0]);
-        let Some(class) = self.group.far.as_ref().map(|far| far.class) else { return };
-        let width = l.key_transforms[class].width;
+        let Some(key_transform) = self.group.far.as_ref().map(|far| far.key_transform) else { return };
+        let width = l.key_transforms[key_transform].width;
         let (key, scratch) = scratch.split_at_mut(width);
         let (stored, scratch) = scratch.split_at_mut(ring.d);
         let (old_value, scratch) = scratch.split_at_mut(l.ep);
@@ -327,14 +327,14 @@ impl NewKeys<'_> {
                 None => {
                     let place = ring.layout.place(position);
                     ring.key(place, stored);
-                    let features = l.key_transforms[class].of_keys(self.inputs, l.shape.d, self.group.g);
+                    let features = l.key_transforms[key_transform].of_keys(self.inputs, l.shape.d, self.group.g);
                     dispatch(FarKey { ring, features, key: stored, to: &mut *key });
                     ring.value(place, old_value);
                     (weight, decay) = (ring.per_key[0].weight(place), ring.per_key[0].decay(place, last));
                     value = &*old_value;
                 }
                 Some(t) if position >= absorbed => {
-                    self.key(class, t, key);
+                    self.key(key_transform, t, key);
                     weight = if l.heads[h].weighs_keys { self.w.gates.key_weights[n + t] } else { 1.0 };
                     decay = if decays { (last - self.w.gates.decay[n + t]).exp() as f32 } else { 1.0 };
                     value = self.value(t);

@@ -30,8 +30,9 @@ pub(in crate::fused) fn copy_rings(l: &CallPlan, state: &State, inputs: &Inputs<
 }
 
 fn copy_ring(l: &CallPlan, group: &StateGroup, ring: &RingKvCache, inputs: &Inputs<f32>, copy: &mut KvCache) -> Result<(), Error> {
-    let (near, far) = (l.key_transforms[group.class].width, group.far.as_ref().filter(|far| far.class != group.class));
-    let width = far.map_or(0, |far| l.key_transforms[far.class].width);
+    let (near, far) =
+        (l.key_transforms[group.key_transform].width, group.far.as_ref().filter(|far| far.key_transform != group.key_transform));
+    let width = far.map_or(0, |far| l.key_transforms[far.key_transform].width);
     copy.reset(near + width, ring.ep, group.heads.len(), if far.is_some() { near } else { 0 });
     copy.reserve(ring.len())?;
     let (mut key, mut value) = ([0.0f32; 4 * MAX_DIM], [0.0f32; MAX_DIM]);
@@ -40,7 +41,7 @@ fn copy_ring(l: &CallPlan, group: &StateGroup, ring: &RingKvCache, inputs: &Inpu
         ring.key(place, &mut key[..ring.d]);
         ring.value(place, &mut value[..ring.ep]);
         if let Some(far) = far.filter(|_| ring.far_row.is_none()) {
-            let features = l.key_transforms[far.class].of_keys(inputs, l.shape.d, group.g);
+            let features = l.key_transforms[far.key_transform].of_keys(inputs, l.shape.d, group.g);
             let (key, to) = key.split_at_mut(near);
             dispatch(FarKey { ring, features, key, to: &mut to[..width] });
         }

@@ -1,34 +1,23 @@
-//! Preparation of q, k and v: convolution, QK norm, RoPE and feature map, packed into padded rows and tiles per head; and its backward pass.
+//! Preparation of q, k and v: convolution, QK norm, RoPE and feature map, packed into padded rows and tiles per head.
 
+mod backward;
 pub(in crate::fused) mod channel_decay;
 pub(in crate::fused) mod gates;
-mod head_rows;
 mod qk_norm;
 
 use rayon::prelude::*;
 
 use crate::fused::call::Call;
-use crate::fused::gradients::TileGrads;
 use crate::fused::heap_bytes::scratch_memory;
 use crate::fused::plan::{CallPlan, Head};
-pub use crate::fused::prepare::head_rows::transpose_tile;
-use crate::fused::prepare::head_rows::{ConvBackward, InputGrads, Pack, UnpackBackward};
+pub(in crate::fused) use crate::fused::prepare::backward::PrepareGrads;
+pub use crate::fused::prepare::backward::backward;
 use crate::fused::prepare::qk_norm::NORMED;
-use crate::layer::{HeadRows, KeyTransform, RowSources, Tensor, channels_last};
-use crate::{AuxKind, Buffer, Error, Grads, KeyRange, Rope, Shape};
-use termwise_kernels::disjoint::{Axes, Axis, Block, Blocks, Disjoint};
-use termwise_kernels::simd::dispatch;
-
-/// Adds gradients of filters [heads, w, dimension] to [heads·dimension, w].
-fn add_channels_first(dtaps: &[f32], dim: usize, w: usize, out: &mut [f32]) {
-    for (dtaps, out) in dtaps.chunks_exact(dim * w).zip(out.chunks_exact_mut(dim * w)) {
-        for (channel, out) in out.chunks_exact_mut(w).enumerate() {
-            for (j, out) in out.iter_mut().enumerate() {
-                *out += dtaps[j * dim + channel];
-            }
-        }
-    }
-}
+use crate::layer::{HeadRows, RowSources, Tensor, channels_last};
+use crate::{AuxKind, Buffer, Error, KeyRange, Rope};
+use termwise_kernels::disjoint::{Block, Blocks};
+use termwise_kernels::simd::{Simd, Task, dispatch};
+use termwise_kernels::{TILE, transpose};
 
 scratch_memory! {
     /// Tables that the preparation of rows reads in addition to the inputs.
@@ -64,20 +53,6 @@ scratch_memory! {
         v: Buffer,
         /// Values transposed per tile [K, tiles, e, pitch], for the backward pass.
         vt: Buffer,
-    }
-}
-
-scratch_memory! {
-    /// Gradients that arise in the preparation of rows.
-    PrepareGrads {
-        /// Of convolution filters, per batch row and head.
-        dtaps: [Buffer; 3],
-        /// Of the rows after the QK norm.
-        dnormed: [Buffer; 2],
-        /// Of projections and learned features, of queries [N, branches, values] and keys [B, G, key transforms, values].
-        dtensors: [Buffer; 2],
-        /// Temporary rows and weight gradients of the QK norm's backward pass.
-        norm_room: Buffer,
     }
 }
 
@@ -135,21 +110,6 @@ impl PreparedValues {
 
     pub fn ensure_backward(&mut self, l: &CallPlan) -> Result<(), Error> {
         Ok(self.vt.ensure(l.kv_count() * l.tiles * l.shape.e * l.pitch)?)
-    }
-}
-
-impl PrepareGrads {
-    pub fn ensure(&mut self, l: &CallPlan) -> Result<(), Error> {
-        for (buffer, channels) in self.dtaps.iter_mut().zip(l.shape.widths()) {
-            buffer.ensure(l.shape.batch * channels * l.taps)?;
-        }
-        self.norm_room.ensure(l.norm_room())?;
-        for (buffer, len) in self.dnormed.iter_mut().zip(l.normed_lens()) {
-            buffer.ensure(len)?;
-        }
-        let [queries, keys] = &mut self.dtensors;
-        queries.ensure(l.head_count() * l.branches() * l.tensor_len())?;
-        Ok(keys.ensure(l.kv_count() * l.tensor_len())?)
     }
 }
 
@@ -265,154 +225,92 @@ pub fn forward(call: &Call, backward: bool, tables: &mut RowTables, to: &mut Pre
     rayon::join(|| backward.then(|| queries(q)), keys_and_values);
 }
 
-/// Adds the gradients of q, k, v and of the parameters of their preparation, from those of the prepared rows, which it overwrites.
-pub fn backward(call: &Call, tables: &RowTables, prepared: &mut TileGrads, own: &mut PrepareGrads, grads: &mut Grads<f32>) {
-    let (l, s) = (call.plan, call.plan.shape);
-    let (heads, pairs, whole) = (l.head_count(), s.batch * s.kv_heads, [0, s.time]);
-    let (sources, len_of) = (&RowSources::of_call(call, tables), l.tensor_len());
-    let TileGrads { dq, dk, dv, .. } = prepared;
-    let PrepareGrads { dtaps, dnormed, dtensors, norm_room } = own;
-    dtaps.iter_mut().chain(&mut *dnormed).chain(&mut *dtensors).for_each(|buffer| buffer.fill(0.0));
-    let [to_q, to_k, to_v] = grads.columns(&s);
-    // The gradients of normed rows are gathered first, since a norm may run over all heads.
-    let [normed_q, normed_k] = dnormed;
-    let [taps_q, taps_k, taps_v] = dtaps;
-    let [tensors_q, tensors_k] = dtensors;
-    let (normed_queries, normed_keys) = (normed_blocks(normed_q, &s, s.heads, &whole), normed_blocks(normed_k, &s, s.kv_heads, &whole));
-    let queries = || {
-        let [first, second] = normed_queries;
-        let targets = to_q.blocks(1, &whole).par().zip(first.par().zip(second.par()));
-        let places = targets.zip(Blocks::pieces(taps_q, heads).par()).zip(Blocks::pieces(tensors_q, heads).par());
-        let (near, far) = dq.split_at_mut(heads * s.time * l.dp);
-        let rows = Blocks::pieces(near, heads).par().zip(Blocks::pieces(far, heads).par());
-        rows.zip(places).enumerate().with_max_len(1).for_each(
-            |(n, ((near, far), (((mut to, (mut first, mut second)), mut dtaps), mut tensors)))| {
-                let (b, h) = (n / s.heads, n % s.heads);
-                for (mut rows, range) in [near, far].into_iter().zip(KeyRange::ALL) {
-                    if range.is_far() && l.far[h].is_none() {
-                        continue;
-                    }
-                    let transform = l.key_transforms[l.branch(h, range).key_transform];
-                    let to = match l.layer.norm_source(transform) {
-                        None => to.reborrow(),
-                        Some(0) => first.reborrow(),
-                        Some(_) => second.reborrow(),
-                    };
-                    let (side, len) = (sources.query(b, h, range.is_far()), call.length(b));
-                    let tensors = tensors.piece().get_mut(range as usize * len_of..).unwrap_or_default();
-                    let (rows, to) = (rows.piece(), InputGrads { dx: to, dtaps: dtaps.piece() });
-                    dispatch(UnpackBackward { side, transform, len, rows, padded: l.dp, to, tensors });
-                }
-            },
-        );
-    };
-    let keys = |tensor: Tensor,
-                from: &mut Buffer,
-                to: Disjoint<f32>,
-                [first, second]: [Blocks<f32>; 2],
-                dtaps: &mut Buffer,
-                dtensors: &mut [f32]| {
-        let padded = if tensor == Tensor::K { l.dp } else { l.ep };
-        let size = l.tp() * padded;
-        // One task per kv head, with its rows in every key transform.
-        let axes = Axes {
-            batch: Axis { count: pairs, step: size },
-            heads: Axis { count: l.key_transforms.len(), step: pairs * size },
-            rows: Axis { count: 1, step: 0 },
-            width: size,
-        };
-        let places = to.blocks(1, &whole).par().zip(first.par().zip(second.par())).zip(Blocks::pieces(dtaps, pairs).par());
-        let places = places.zip(Blocks::pieces(dtensors, pairs).par());
-        Disjoint::new(from, axes).blocks(l.key_transforms.len(), &[0, 1]).par().zip(places).enumerate().with_max_len(1).for_each(
-            |(pair, (mut from, (((mut to, (mut first, mut second)), mut dtaps), mut dtensors)))| {
-                let (b, g) = (pair / s.kv_heads, pair % s.kv_heads);
-                for index in (0..l.key_transforms.len()).filter(|&transform| l.group_has_transform(g, transform)) {
-                    let transform = l.key_transforms[index];
-                    let side = if tensor == Tensor::K { sources.keys(index, b, g) } else { sources.values(index, b, g) };
-                    let (rows, len) = (from.row(index, 0), call.length(b));
-                    let dx = match l.layer.norm_source(transform).filter(|_| tensor == Tensor::K) {
-                        None => to.reborrow(),
-                        Some(0) => first.reborrow(),
-                        Some(_) => second.reborrow(),
-                    };
-                    let tensors = dtensors.piece().get_mut(index * len_of..).unwrap_or_default();
-                    let to = InputGrads { dx, dtaps: dtaps.piece() };
-                    dispatch(UnpackBackward { side, transform, len, rows, padded, to, tensors });
-                }
-            },
-        );
-    };
-    let none = [Blocks::empty(pairs), Blocks::empty(pairs)];
-    let keys_and_values =
-        || rayon::join(|| keys(Tensor::K, dk, to_k, normed_keys, taps_k, tensors_k), || keys(Tensor::V, dv, to_v, none, taps_v, &mut []));
-    rayon::join(queries, keys_and_values);
-    if let Some(norm) = l.layer.qk_norm() {
-        for (((tensor, aux), rows), count) in NORMED.into_iter().zip(&mut *dnormed).zip([s.heads, s.kv_heads]) {
-            for (conv, rows) in l.layer.norm_sources().zip(rows.chunks_exact_mut(s.rows() * count * s.d)) {
-                let dweight = if norm.has_weight() { grads.aux(aux) } else { &mut [] };
-                qk_norm::backward(sources, ((tensor, conv), aux), rows, dweight, norm_room);
-                let [to_q, to_k, _] = grads.columns(&s);
-                let to = if tensor == Tensor::Q { to_q } else { to_k };
-                let filters = Blocks::pieces(&mut dtaps[tensor as usize], s.batch * count).par();
-                to.blocks(1, &whole).par().zip(filters).enumerate().with_max_len(1).for_each(|(n, (to, mut dtaps))| {
-                    let (b, head) = (n / count, n % count);
-                    let (side, len) = (sources.before_norm((tensor, conv), b, head), call.length(b));
-                    let from = &rows[b * s.time * count * s.d + head * s.d..];
-                    let to = InputGrads { dx: to, dtaps: dtaps.piece() };
-                    dispatch(ConvBackward { side, len, from, stride: count * s.d, to });
-                });
-            }
-        }
-    }
-    for (i, (aux, dim)) in [(AuxKind::ConvQ, s.d), (AuxKind::ConvK, s.d), (AuxKind::ConvV, s.e)].into_iter().enumerate() {
-        if l.taps > 0 {
-            for dtaps in dtaps[i].chunks_exact(s.widths()[i] * l.taps) {
-                add_channels_first(dtaps, dim, l.taps, grads.aux(aux));
-            }
-        }
-    }
-    tensors_backward(l, dtensors, grads);
-}
-
-/// Adds the gradients of projections and learned features, from those per batch row and head.
-fn tensors_backward(l: &CallPlan, [queries, keys]: &[Buffer; 2], grads: &mut Grads<f32>) {
-    let (s, len) = (l.shape, l.tensor_len());
-    let add = |grads: &mut Grads<f32>, transform: &KeyTransform, values: &[f32], names: [AuxKind; 3], head: usize| {
-        let mut from = values;
-        for (aux, count) in names.into_iter().zip(transform.tensor_lens(s.d)) {
-            let (own, rest) = from.split_at(count);
-            from = rest;
-            if count > 0 {
-                let to = &mut grads.aux(transform.tensor(aux))[head * count..][..count];
-                to.iter_mut().zip(own).for_each(|(to, from)| *to += from);
-            }
-        }
-    };
-    for (n, values) in queries.chunks_exact((l.branches() * len).max(1)).enumerate() {
-        let h = n % s.heads;
-        for (head, values) in [Some(&l.heads[h]), l.far[h].as_ref()].into_iter().zip(values.chunks_exact(len)) {
-            let Some(head) = head else { continue };
-            let names = [AuxKind::DimQ, AuxKind::FeatureQ, AuxKind::FeatureQBias];
-            add(grads, &l.key_transforms[head.key_transform], values, names, h);
-        }
-    }
-    for (i, values) in keys.chunks_exact(len.max(1)).enumerate() {
-        let (g, transform) = (i / l.key_transforms.len() % s.kv_heads, &l.key_transforms[i % l.key_transforms.len()]);
-        add(grads, transform, values, [AuxKind::DimK, AuxKind::FeatureK, AuxKind::FeatureKBias], g);
+impl HeadRows<'_> {
+    /// Rows `first`.. of a head, prepared, into `rows` [count, padded]; rows after T become zero.
+    #[inline(always)]
+    pub fn fill<S: Simd>(&self, simd: S, first: usize, time: usize, rows: &mut [f32], padded: usize) {
+        simd.call(Fill { side: *self, first, time, rows, padded });
     }
 }
 
-/// Gradients of normed rows [B, T, heads·d] in blocks per batch row and head, of each source.
-fn normed_blocks<'a>(rows: &'a mut [f32], s: &Shape, heads: usize, whole: &'a [usize]) -> [Blocks<'a, f32>; 2] {
-    let axes = Axes {
-        batch: Axis { count: s.batch, step: s.time * heads * s.d },
-        heads: Axis { count: heads, step: s.d },
-        rows: Axis { count: s.time, step: heads * s.d },
-        width: s.d,
-    };
-    let (first, second) = rows.split_at_mut(rows.len().min(s.rows() * heads * s.d));
-    let blocks = |rows: &'a mut [f32], axes| {
-        if rows.is_empty() { Blocks::empty(s.batch * heads) } else { Disjoint::new(rows, axes).blocks(1, whole) }
-    };
-    [blocks(first, axes), blocks(second, axes)]
+/// [`HeadRows::fill`], compiled once for all callers.
+struct Fill<'a> {
+    side: HeadRows<'a>,
+    first: usize,
+    time: usize,
+    rows: &'a mut [f32],
+    padded: usize,
+}
+
+impl Task for Fill<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, simd: S) {
+        let side = &self.side;
+        for (t, row) in (self.first..).zip(self.rows.chunks_exact_mut(self.padded)) {
+            // The stride of rows is too large for the hardware prefetcher.
+            let ahead = side.x.as_ptr().wrapping_add((t + 8) * side.stride);
+            for line in (0..side.dim).step_by(16) {
+                simd.prefetch(ahead.wrapping_add(line));
+            }
+            if t < self.time { side.forward(simd, t, row) } else { row.fill(0.0) }
+        }
+    }
+}
+
+/// Packs a whole kv head: by rows [Tp, padded], by transposed tiles [tiles, columns, pitch], or both; an empty slice is skipped.
+pub struct Pack<'a> {
+    pub side: HeadRows<'a>,
+    pub time: usize,
+    /// Positions of a tile, and the same padded to whole vectors.
+    pub tile: usize,
+    pub pitch: usize,
+    pub padded: usize,
+    /// Rows of a transposed tile.
+    pub columns: usize,
+    pub rows: &'a mut [f32],
+    pub transposed: &'a mut [f32],
+    /// Memory for one tile of rows [pitch, padded], if `rows` is empty.
+    pub local: &'a mut [f32],
+}
+
+impl Task for Pack<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, simd: S) {
+        let (padded, dim, pitch) = (self.padded, self.side.features.width, self.pitch);
+        for (tile, first) in (0..self.time).step_by(self.tile).enumerate() {
+            let rows: &mut [f32] = if self.rows.is_empty() {
+                &mut self.local[..pitch * padded]
+            } else {
+                // Rows past the tile belong to the next one, which overwrites them.
+                &mut self.rows[first * padded..][..pitch * padded]
+            };
+            self.side.fill(simd, first, self.time, rows, padded);
+            if self.transposed.is_empty() {
+                continue;
+            }
+            transpose_tile(simd, rows, padded, &mut self.transposed[tile * self.columns * pitch..][..dim * pitch], pitch);
+        }
+    }
+}
+
+/// Rows of a tile [pitch, padded] as columns [dimension, pitch].
+#[inline(always)]
+pub fn transpose_tile<S: Simd>(simd: S, rows: &[f32], padded: usize, columns: &mut [f32], pitch: usize) {
+    let dim = columns.len() / pitch;
+    // Dimensions after dim are transposed with the rest of their block of 16, but not kept.
+    let mut spare = [0.0f32; 16 * TILE];
+    for column in (0..dim).step_by(16) {
+        let whole = column + 16 <= dim;
+        for row in (0..pitch).step_by(16) {
+            let to = if whole { &mut columns[column * pitch + row..] } else { &mut spare[row..] };
+            transpose(simd, &rows[row * padded + column..], padded, to, pitch);
+        }
+        if !whole {
+            columns[column * pitch..].copy_from_slice(&spare[..(dim - column) * pitch]);
+        }
+    }
 }

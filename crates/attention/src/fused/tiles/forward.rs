@@ -47,7 +47,7 @@ pub fn run(prepared: &Prepared, own: &mut TileScratch, saved: Option<[&mut [f32]
     let (call, l, s) = (&prepared.call, prepared.call.plan, prepared.call.plan.shape);
     let [u, z, rho] = sum_blocks(l, saved, 1, &l.tile_bounds);
     let y = output_blocks(l, y, 1, &l.tile_bounds);
-    // Head by head, so that its keys and values stay in the second-level cache; long tiles first.
+    // One head after another, so its keys and values stay in the second-level cache; long tiles first.
     let all = u.par().zip(z.par()).zip(rho.par()).zip(y.par()).zip(own.largest.par_iter_mut()).enumerate().rev().with_max_len(1);
     let reports = all.map(|(task, ((((mut u, mut z), mut rho), mut y), largest))| {
         let (n, tile) = (task / l.tiles, task % l.tiles);

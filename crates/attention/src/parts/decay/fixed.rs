@@ -1,6 +1,5 @@
 //! c = t·ln(1 − 2^(−5−h)), h the head
 
-use crate::Real;
 use crate::parts::decay::{DecayParams, DecayPart};
 use crate::parts::slot::{Info, unit_part};
 
@@ -21,16 +20,12 @@ impl DecayPart for FixedDecay {
         false
     }
 
-    fn forward<R: Real>(&self, _: &[R], p: DecayParams<R>, c: &mut [f64], sum: &mut f64) {
-        let step = (-(2f64.powi(-5 - p.head as i32))).ln_1p();
-        for c in c {
-            *sum += step;
-            *c = *sum;
-        }
+    fn step(&self, _: f64, p: DecayParams<f64>) -> f64 {
+        (-(2f64.powi(-5 - p.head as i32))).ln_1p()
     }
 
-    fn backward<R: Real>(&self, _: &[R], _: DecayParams<R>, _: &[f64], _: &mut [R]) -> f64 {
-        0.0
+    fn step_backward(&self, _: f64, _: f64, _: DecayParams<f64>) -> [f64; 2] {
+        [0.0; 2]
     }
 }
 

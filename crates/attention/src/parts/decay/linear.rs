@@ -23,6 +23,15 @@ impl DecayPart for LinearDecay {
         true
     }
 
+    fn step(&self, g: f64, _: DecayParams<f64>) -> f64 {
+        g / SLOWNESS
+    }
+
+    fn step_backward(&self, dstep: f64, _: f64, _: DecayParams<f64>) -> [f64; 2] {
+        [dstep / SLOWNESS, 0.0]
+    }
+
+    // Shifted: a step counts from the next position on. `sum` is that of the logits, before the division.
     fn forward<R: Real>(&self, g: &[R], _: DecayParams<R>, c: &mut [f64], sum: &mut f64) {
         for (c, g) in c.iter_mut().zip(g) {
             *c = *sum / SLOWNESS;

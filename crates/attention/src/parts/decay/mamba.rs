@@ -1,32 +1,19 @@
 //! c = cumsum(−exp(a_h)·softplus(g)), g = W·h + b, a_h learned per head
 
-use crate::Real;
-use crate::parts::decay::{DecayParams, DecayPart, channel_only, channel_text, softplus};
+use crate::parts::decay::{DecayParams, DecayPart, softplus};
 use crate::parts::gate::sigmoid::sigmoid;
-use crate::parts::slot::{Info, Part};
+use crate::parts::slot::{Info, channel_part};
 
-/// A decay with a learned rate per head.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct MambaDecay {
-    /// One gate per channel.
-    pub channel: bool,
-}
-
-impl Part for MambaDecay {
-    const INFO: Info = Info {
+channel_part! {
+    /// A decay with a learned rate per head.
+    MambaDecay,
+    "decay",
+    Info {
         word: "mamba",
         usage: "decay=mamba[,channel]",
         formula: "M_ts = exp(c_t − c_s), c_t = −exp(a_h)·Σ_{s≤t} ln(1 + exp(W·h_s + b))",
         about: "The decay of Mamba-2 and of Gated DeltaNet; with `channel` that of KDA.",
         examples: &["mamba", "mamba,channel"],
-    };
-
-    fn parse(args: &str) -> Result<Self, String> {
-        channel_only("mamba", args).map(|channel| MambaDecay { channel })
-    }
-
-    fn args(&self) -> String {
-        channel_text(self.channel)
     }
 }
 
@@ -41,23 +28,13 @@ impl DecayPart for MambaDecay {
         self.channel
     }
 
-    fn forward<R: Real>(&self, g: &[R], p: DecayParams<R>, c: &mut [f64], sum: &mut f64) {
-        let rate = p.rate.wide().exp();
-        for (c, g) in c.iter_mut().zip(g) {
-            *sum -= rate * softplus(g.wide());
-            *c = *sum;
-        }
+    fn step(&self, g: f64, p: DecayParams<f64>) -> f64 {
+        -(p.rate.exp() * softplus(g))
     }
 
-    fn backward<R: Real>(&self, g: &[R], p: DecayParams<R>, dc: &[f64], dg: &mut [R]) -> f64 {
-        let rate = p.rate.wide().exp();
-        let (mut later, mut drate) = (0.0, 0.0);
-        for ((dg, dc), g) in dg.iter_mut().zip(dc).zip(g).rev() {
-            later += dc;
-            *dg = R::of(-later * rate * sigmoid(g.wide()));
-            drate -= later * rate * softplus(g.wide());
-        }
-        drate
+    fn step_backward(&self, dstep: f64, g: f64, p: DecayParams<f64>) -> [f64; 2] {
+        let rate = p.rate.exp();
+        [-dstep * rate * sigmoid(g), -(dstep * rate * softplus(g))]
     }
 }
 

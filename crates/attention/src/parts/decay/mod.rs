@@ -13,13 +13,19 @@ pub mod softplus;
 use crate::Real;
 use crate::parts::slot::{Part, slot};
 
-/// Inputs of a decay besides logits.
+/// Inputs of a decay other than logits.
 #[derive(Clone, Copy, Debug)]
 pub struct DecayParams<R> {
     /// The query head.
     pub head: usize,
     /// a_h, for decays with a learned rate.
     pub rate: R,
+}
+
+impl<R: Real> DecayParams<R> {
+    fn wide(self) -> DecayParams<f64> {
+        DecayParams { head: self.head, rate: self.rate.wide() }
+    }
 }
 
 /// The methods of a decay, over the time axis of one head or one channel.
@@ -40,11 +46,30 @@ pub trait DecayPart: Part {
     fn by_channel(&self) -> bool {
         false
     }
+    /// The log decay of one step from its logit.
+    fn step(&self, g: f64, p: DecayParams<f64>) -> f64;
+    /// The gradients of the logit and of the rate, from that of [`DecayPart::step`].
+    fn step_backward(&self, dstep: f64, g: f64, p: DecayParams<f64>) -> [f64; 2];
     /// c [T] from the logits g [T], which are empty if it reads none. float64, since only differences of c matter and c grows with T.
     /// `sum` is carried from one call to the next: zero before the first position.
-    fn forward<R: Real>(&self, g: &[R], p: DecayParams<R>, c: &mut [f64], sum: &mut f64);
+    fn forward<R: Real>(&self, g: &[R], p: DecayParams<R>, c: &mut [f64], sum: &mut f64) {
+        let p = p.wide();
+        for (t, c) in c.iter_mut().enumerate() {
+            *sum += self.step(g.get(t).map_or(0.0, |g| g.wide()), p);
+            *c = *sum;
+        }
+    }
     /// dg [T] from dc [T], and the gradient of the rate.
-    fn backward<R: Real>(&self, g: &[R], p: DecayParams<R>, dc: &[f64], dg: &mut [R]) -> f64;
+    fn backward<R: Real>(&self, g: &[R], p: DecayParams<R>, dc: &[f64], dg: &mut [R]) -> f64 {
+        let (p, mut later, mut drate) = (p.wide(), 0.0, 0.0);
+        for ((dg, dc), g) in dg.iter_mut().zip(dc).zip(g).rev() {
+            later += dc;
+            let [dlogit, of_rate] = self.step_backward(later, g.wide(), p);
+            *dg = R::of(dlogit);
+            drate += of_rate;
+        }
+        drate
+    }
 }
 
 slot! {
@@ -68,17 +93,4 @@ slot! {
 #[inline(always)]
 fn softplus(x: f64) -> f64 {
     x.max(0.0) + (-x.abs()).exp().ln_1p()
-}
-
-/// Parses the option `channel`, which the decays share.
-fn channel_only(word: &str, args: &str) -> Result<bool, String> {
-    match args {
-        "" => Ok(false),
-        "channel" => Ok(true),
-        _ => Err(format!("`decay={word}` takes `channel`, found `{args}`")),
-    }
-}
-
-fn channel_text(channel: bool) -> String {
-    if channel { "channel".into() } else { String::new() }
 }

@@ -1,6 +1,5 @@
 //! c = cumsum(ln σ(g)) / D, g = W·h + b
 
-use crate::Real;
 use crate::parts::decay::{DecayParams, DecayPart, softplus};
 use crate::parts::gate::sigmoid::sigmoid;
 use crate::parts::slot::{Info, Part, number, short};
@@ -49,20 +48,12 @@ impl DecayPart for SigmoidDecay {
         self.channel
     }
 
-    fn forward<R: Real>(&self, g: &[R], _: DecayParams<R>, c: &mut [f64], sum: &mut f64) {
-        for (c, g) in c.iter_mut().zip(g) {
-            *sum -= softplus(-g.wide()) / self.divisor;
-            *c = *sum;
-        }
+    fn step(&self, g: f64, _: DecayParams<f64>) -> f64 {
+        -(softplus(-g) / self.divisor)
     }
 
-    fn backward<R: Real>(&self, g: &[R], _: DecayParams<R>, dc: &[f64], dg: &mut [R]) -> f64 {
-        let mut later = 0.0;
-        for ((dg, dc), g) in dg.iter_mut().zip(dc).zip(g).rev() {
-            later += dc;
-            *dg = R::of(later * sigmoid(-g.wide()) / self.divisor);
-        }
-        0.0
+    fn step_backward(&self, dstep: f64, g: f64, _: DecayParams<f64>) -> [f64; 2] {
+        [dstep * sigmoid(-g) / self.divisor, 0.0]
     }
 }
 

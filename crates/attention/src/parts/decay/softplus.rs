@@ -1,32 +1,19 @@
 //! c = cumsum(−softplus(g)), g = W·h
 
-use crate::Real;
-use crate::parts::decay::{DecayParams, DecayPart, channel_only, channel_text, softplus};
+use crate::parts::decay::{DecayParams, DecayPart, softplus};
 use crate::parts::gate::sigmoid::sigmoid;
-use crate::parts::slot::{Info, Part};
+use crate::parts::slot::{Info, channel_part};
 
-/// A decay with factors of at most 1.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct SoftplusDecay {
-    /// One gate per channel.
-    pub channel: bool,
-}
-
-impl Part for SoftplusDecay {
-    const INFO: Info = Info {
+channel_part! {
+    /// A decay with factors of at most 1.
+    SoftplusDecay,
+    "decay",
+    Info {
         word: "softplus",
         usage: "decay=softplus[,channel]",
         formula: "M_ts = exp(c_t − c_s), c_t = −Σ_{s≤t} ln(1 + exp(W·h_s))",
         about: "A decay with factors of at most 1.",
         examples: &["softplus", "softplus,channel"],
-    };
-
-    fn parse(args: &str) -> Result<Self, String> {
-        channel_only("softplus", args).map(|channel| SoftplusDecay { channel })
-    }
-
-    fn args(&self) -> String {
-        channel_text(self.channel)
     }
 }
 
@@ -35,20 +22,12 @@ impl DecayPart for SoftplusDecay {
         self.channel
     }
 
-    fn forward<R: Real>(&self, g: &[R], _: DecayParams<R>, c: &mut [f64], sum: &mut f64) {
-        for (c, g) in c.iter_mut().zip(g) {
-            *sum -= softplus(g.wide());
-            *c = *sum;
-        }
+    fn step(&self, g: f64, _: DecayParams<f64>) -> f64 {
+        -softplus(g)
     }
 
-    fn backward<R: Real>(&self, g: &[R], _: DecayParams<R>, dc: &[f64], dg: &mut [R]) -> f64 {
-        let mut later = 0.0;
-        for ((dg, dc), g) in dg.iter_mut().zip(dc).zip(g).rev() {
-            later += dc;
-            *dg = R::of(-later * sigmoid(g.wide()));
-        }
-        0.0
+    fn step_backward(&self, dstep: f64, g: f64, _: DecayParams<f64>) -> [f64; 2] {
+        [-dstep * sigmoid(g), 0.0]
     }
 }
 

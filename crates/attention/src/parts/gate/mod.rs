@@ -52,16 +52,3 @@ slot! {
     /// dfactor becomes dg.
     fn backward<R: Real>(g: &[R], factor: &[R], dfactor: &mut [R]);
 }
-
-/// Parses the option `channel`, which the post gates share.
-fn channel_only(word: &str, args: &str) -> Result<bool, String> {
-    match args {
-        "" => Ok(false),
-        "channel" => Ok(true),
-        _ => Err(format!("`post={word}` takes `channel`, found `{args}`")),
-    }
-}
-
-fn channel_text(channel: bool) -> String {
-    if channel { "channel".into() } else { String::new() }
-}

@@ -1,8 +1,8 @@
 //! σ(g), g = W·h + b
 
 use crate::Real;
-use crate::parts::gate::{GatePart, channel_only, channel_text};
-use crate::parts::slot::{Info, Part, unit_part};
+use crate::parts::gate::GatePart;
+use crate::parts::slot::{Info, channel_part, unit_part};
 
 unit_part! {
     /// The logistic gate.
@@ -11,7 +11,7 @@ unit_part! {
         word: "sigmoid",
         usage: "in or out",
         formula: "σ(W·h + b)",
-        about: "A number between 0 and 1 per head and position; the meaning of the bare words `in` and `out`.",
+        about: "One gate between 0 and 1 per head and position. The bare words `in` and `out` select it.",
         examples: &["sigmoid"],
     }
 }
@@ -30,28 +30,16 @@ impl GatePart for Sigmoid {
     }
 }
 
-/// The logistic gate after the norm: one number per head, or one per value of a head.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct PostSigmoid {
-    /// One gate per value.
-    pub channel: bool,
-}
-
-impl Part for PostSigmoid {
-    const INFO: Info = Info {
+channel_part! {
+    /// The logistic gate after the norm: one number per head, or one per value of a head.
+    PostSigmoid,
+    "post",
+    Info {
         word: "sigmoid",
         usage: "post or post=sigmoid,channel",
         formula: "σ(W·h + b)",
-        about: "A number between 0 and 1 per head and position, or with `channel` per value (Qwen's gated attention).",
+        about: "One gate between 0 and 1 per head and position, or per channel with `channel` (Qwen's gated attention).",
         examples: &["sigmoid", "sigmoid,channel"],
-    };
-
-    fn parse(args: &str) -> Result<Self, String> {
-        channel_only("sigmoid", args).map(|channel| PostSigmoid { channel })
-    }
-
-    fn args(&self) -> String {
-        channel_text(self.channel)
     }
 }
 

@@ -1,32 +1,20 @@
 //! silu(g) = g·σ(g), g = W·h + b
 
 use crate::Real;
+use crate::parts::gate::GatePart;
 use crate::parts::gate::sigmoid::sigmoid;
-use crate::parts::gate::{GatePart, channel_only, channel_text};
-use crate::parts::slot::{Info, Part};
+use crate::parts::slot::{Info, channel_part};
 
-/// The SiLU gate of GLA and Gated DeltaNet.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Silu {
-    /// One gate per value.
-    pub channel: bool,
-}
-
-impl Part for Silu {
-    const INFO: Info = Info {
+channel_part! {
+    /// The SiLU gate of GLA and Gated DeltaNet.
+    Silu,
+    "post",
+    Info {
         word: "silu",
         usage: "post=silu[,channel]",
         formula: "silu(W·h + b)",
-        about: "A number per head and position, or with `channel` per value (RetNet, GLA, Gated DeltaNet).",
+        about: "One gate per head and position, or per channel with `channel` (RetNet, GLA, Gated DeltaNet).",
         examples: &["silu", "silu,channel"],
-    };
-
-    fn parse(args: &str) -> Result<Self, String> {
-        channel_only("silu", args).map(|channel| Silu { channel })
-    }
-
-    fn args(&self) -> String {
-        channel_text(self.channel)
     }
 }
 
@@ -53,6 +41,7 @@ impl GatePart for Silu {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::parts::slot::Part;
     use crate::parts::testing::{assert_all_close, check_gate, numbers};
 
     #[test]
