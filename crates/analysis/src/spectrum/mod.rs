@@ -55,7 +55,7 @@ pub struct Options {
     pub seed: u64,
     /// How the work is cut up; changes no result beyond rounding.
     pub tiles: Tiles,
-    /// Precision of projections and MLP.
+    /// Precision of linear layers and products of attention.
     pub precision: Precision,
 }
 
