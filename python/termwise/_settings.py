@@ -121,7 +121,7 @@ class Settings(DataSettings, total=False):
     log_every: int
     #: native, or torch, which needs Python with PyTorch; the same up to rounding.
     engine: str
-    #: Precision of projections, MLP and output projection: f32, or bf16 with float32 sums and weights.
+    #: Precision of linear layers and products of attention: f32, or bf16 with float32 sums and weights.
     precision: str
     #: How attention is computed: parallel, chunk, chunk=LENGTH or auto; the same up to rounding.
     mode: str

@@ -37,7 +37,7 @@ pub struct Request {
     pub attention: Option<Variant>,
     /// How attention is computed.
     pub mode: Mode,
-    /// Precision of projections, MLP and output projection.
+    /// Precision of linear layers and products of attention.
     pub precision: Precision,
     /// Ranks that share the windows.
     pub collective: Arc<dyn Collective>,

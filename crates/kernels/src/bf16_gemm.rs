@@ -16,7 +16,7 @@
 //! Without AVX512-BF16 the inputs are rounded to bfloat16 and multiplied in float32, see [`Bf16Isa`].
 
 #[cfg(target_arch = "x86_64")]
-mod avx512;
+pub(crate) mod avx512;
 
 use rayon::prelude::*;
 
@@ -179,4 +179,4 @@ fn round_matrix(matrix: Matrix, out: &mut Buffer) -> Result<bool, Error> {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

@@ -10,6 +10,7 @@
 //! | [`disjoint`] | disjoint mutable blocks of one tensor for parallel tasks |
 //! | [`gemm`], [`gemv`], [`bf16`] | matrix products: many rows, few rows, bfloat16 weights |
 //! | [`bf16_gemm`] | matrix products of many rows with inputs rounded to bfloat16 |
+//! | [`bf16_tile`] | products of a tile in float32 or with inputs rounded to bfloat16 |
 //! | [`tile_gemm`], [`score_rows`], [`triangular`] | products, softmax rows and triangular solves of a tile |
 //! | [`basis`], [`features`], [`state_update`] | monomials of a polynomial kernel, and its recurrent state |
 //! | [`real`], [`combinatorics`] | float32 and float64, sums in a fixed order, binomials |
@@ -17,6 +18,7 @@
 pub mod basis;
 pub mod bf16;
 pub mod bf16_gemm;
+pub mod bf16_tile;
 pub mod buffer;
 pub mod combinatorics;
 pub mod disjoint;

@@ -3,12 +3,30 @@
 //! A is read through two strides, so it may be transposed. Rows of B and C are contiguous, and n is a multiple of the vector length. Every element of C is
 //! one chain of fused multiply-adds over k in ascending order, independent of the blocking. Attention spends most of its time here.
 
+use std::marker::PhantomData;
+
 use crate::simd::{Simd, Task};
+
+/// The arithmetic of one step along k: the sum in each lane after a further element of A and of B.
+pub(crate) trait Step<S: Simd>: Copy {
+    fn add(simd: S, a: S::V, b: S::V, sum: S::V) -> S::V;
+}
+
+/// A step is one float32 value.
+#[derive(Clone, Copy)]
+pub(crate) struct FloatStep;
+
+impl<S: Simd> Step<S> for FloatStep {
+    #[inline(always)]
+    fn add(simd: S, a: S::V, b: S::V, sum: S::V) -> S::V {
+        simd.fma(a, b, sum)
+    }
+}
 
 /// Whether the product replaces C, continues the sum in C, or is added to a multiple of C.
 ///
 /// A long sum over many products is more accurate if each product is summed on its own and added at the end: [`multiply_onto`].
-mod mode {
+pub(crate) mod mode {
     /// C = A·B
     pub const SET: u8 = 0;
     /// C + A·B as one chain of additions.
@@ -32,9 +50,9 @@ pub fn multiply<S: Simd, const ADD: bool>(
     c: (&mut [f32], usize),
 ) {
     if ADD {
-        simd.call(TileProduct::<{ mode::CHAIN }>::new::<S>(sizes, a, b, c, 1.0));
+        simd.call(TileProduct::<{ mode::CHAIN }, FloatStep>::new::<S>(sizes, a, b, c, 1.0));
     } else {
-        simd.call(TileProduct::<{ mode::SET }>::new::<S>(sizes, a, b, c, 0.0));
+        simd.call(TileProduct::<{ mode::SET }, FloatStep>::new::<S>(sizes, a, b, c, 0.0));
     }
 }
 
@@ -51,7 +69,7 @@ pub fn multiply_onto<S: Simd>(
     c: (&mut [f32], usize),
     keep: f32,
 ) {
-    simd.call(TileProduct::<{ mode::ONTO }>::new::<S>(sizes, a, b, c, keep));
+    simd.call(TileProduct::<{ mode::ONTO }, FloatStep>::new::<S>(sizes, a, b, c, keep));
 }
 
 /// A matrix read one element at a time: element (i, l) is `at[i·row + l·column]`.
@@ -83,7 +101,7 @@ fn fits(len: usize, (rows, row): (usize, usize), (columns, column): (usize, usiz
 ///
 /// Invariant: `a`, `b` and `c` are valid for m×k, k×n and m×n elements, c overlaps neither a nor b, and n is a multiple of the vector length.
 #[derive(Clone, Copy)]
-struct TileProduct<const MODE: u8> {
+pub(crate) struct TileProduct<const MODE: u8, P> {
     m: usize,
     n: usize,
     k: usize,
@@ -91,11 +109,12 @@ struct TileProduct<const MODE: u8> {
     b: RowMajor<*const f32>,
     c: RowMajor<*mut f32>,
     keep: f32,
+    step: PhantomData<P>,
 }
 
-impl<const MODE: u8> TileProduct<MODE> {
+impl<const MODE: u8, P: Copy> TileProduct<MODE, P> {
     #[inline(always)]
-    fn new<S: Simd>(
+    pub(crate) fn new<S: Simd>(
         [m, n, k]: [usize; 3],
         (a, row, column): (&[f32], usize, usize),
         (b, b_stride): (&[f32], usize),
@@ -115,6 +134,7 @@ impl<const MODE: u8> TileProduct<MODE> {
             b: RowMajor { at: b.as_ptr(), stride: b_stride },
             c: RowMajor { at: c.as_mut_ptr(), stride: c_stride },
             keep,
+            step: PhantomData,
         }
     }
 
@@ -147,7 +167,10 @@ impl<const MODE: u8> TileProduct<MODE> {
     /// # Safety
     /// n = NV·LANES.
     #[inline(always)]
-    unsafe fn column_block<S: Simd, const MR: usize, const NV: usize>(self, simd: S) {
+    unsafe fn column_block<S: Simd, const MR: usize, const NV: usize>(self, simd: S)
+    where
+        P: Step<S>,
+    {
         debug_assert_eq!(self.n, NV * S::LANES);
         let mut i = 0;
         macro_rules! blocks {
@@ -173,7 +196,10 @@ impl<const MODE: u8> TileProduct<MODE> {
     /// # Safety
     /// m = MR and n = NV·LANES.
     #[inline(always)]
-    unsafe fn register_block<S: Simd, const MR: usize, const NV: usize>(self, simd: S) {
+    unsafe fn register_block<S: Simd, const MR: usize, const NV: usize>(self, simd: S)
+    where
+        P: Step<S>,
+    {
         debug_assert_eq!((self.m, self.n), (MR, NV * S::LANES));
         let TileProduct { k, a, b, c, keep, .. } = self;
         // SAFETY: every address below is that of an element of A, B or C: i < MR = m, j·LANES < n, and each step advances A and B by one of k.
@@ -197,7 +223,7 @@ impl<const MODE: u8> TileProduct<MODE> {
                     for (i, sums) in sums.iter_mut().enumerate() {
                         let x = simd.splat(*at_a.add(i * a.row));
                         for (sum, &y) in sums.iter_mut().zip(&row) {
-                            *sum = simd.fma(x, y, *sum);
+                            *sum = P::add(simd, x, y, *sum);
                         }
                     }
                     at_a = at_a.wrapping_add(a.column);
@@ -223,14 +249,13 @@ impl<const MODE: u8> TileProduct<MODE> {
             }
         }
     }
-}
-
-impl<const MODE: u8> Task for TileProduct<MODE> {
-    type Output = ();
 
     /// Divides the columns into the largest blocks that fit into the registers, with room for one row of B and one element of A.
     #[inline(always)]
-    fn run<S: Simd>(self, simd: S) {
+    pub(crate) fn all_columns<S: Simd>(self, simd: S)
+    where
+        P: Step<S>,
+    {
         if self.m == 0 {
             return;
         }
@@ -259,6 +284,15 @@ impl<const MODE: u8> Task for TileProduct<MODE> {
                 }
             }
         }
+    }
+}
+
+impl<const MODE: u8> Task for TileProduct<MODE, FloatStep> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, simd: S) {
+        self.all_columns(simd);
     }
 }
 
@@ -342,7 +376,7 @@ mod tests {
     #[cfg(debug_assertions)]
     #[should_panic(expected = "rows 1..3 of 2")]
     fn debug_assertions_check_the_blocks() {
-        let product = TileProduct::<{ mode::SET }>::new::<crate::simd::Portable>(
+        let product = TileProduct::<{ mode::SET }, FloatStep>::new::<crate::simd::Portable>(
             [2, 16, 1],
             (&[0.0; 2], 1, 1),
             (&[0.0; 16], 16),

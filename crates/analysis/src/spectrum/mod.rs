@@ -55,7 +55,7 @@ pub struct Options {
     pub seed: u64,
     /// Block sizes; results are the same up to rounding.
     pub tiles: Tiles,
-    /// Precision of projections and MLP.
+    /// Precision of linear layers and products of attention.
     pub precision: Precision,
 }
 

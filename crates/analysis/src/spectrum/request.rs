@@ -28,7 +28,7 @@ pub struct Request {
     pub max_order: usize,
     /// Keep the time of forward pass and analysis in the result.
     pub timing: bool,
-    /// Precision of projections and MLP.
+    /// Precision of linear layers and products of attention.
     pub precision: Precision,
     /// Ranks that share the windows.
     pub collective: Arc<dyn Collective>,

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use crate::engine::{SavedBufferPool, SavedRows};
 use crate::fused::decode::sequential;
 use crate::fused::mode::Mode;
-use crate::fused::plan_cache::{PlanCache, Planned};
+use crate::fused::plan_cache::{PlanCache, PlanOptions, Planned};
 use crate::fused::scratch::Scratch;
 use crate::fused::{backward, forward};
 use crate::{Attention, Error, Grads, Inputs, Layer, Report, Saved, StateKind};
@@ -37,15 +37,14 @@ pub struct Fused {
 /// Options of a fused engine beyond its layer and sizes.
 #[derive(Clone, Default)]
 pub struct FusedOptions {
-    mode: Mode,
+    plan: PlanOptions,
     scratch: Scratch,
-    continues: Option<StateKind>,
 }
 
 impl FusedOptions {
     /// Use this mode instead of [`Mode::Parallel`].
     pub fn mode(self, mode: Mode) -> FusedOptions {
-        FusedOptions { mode, ..self }
+        FusedOptions { plan: PlanOptions { mode, ..self.plan }, ..self }
     }
 
     /// Use memory for intermediate results that other engines share.
@@ -56,7 +55,13 @@ impl FusedOptions {
     /// Prepare for [`Fused::extend`] from states of this kind. Heads with a state of constant size run in chunks, which are as long as the call
     /// unless the mode gives another length.
     pub fn continues(self, memory: StateKind) -> FusedOptions {
-        FusedOptions { continues: Some(memory), ..self }
+        FusedOptions { plan: PlanOptions { continues: Some(memory), ..self.plan }, ..self }
+    }
+
+    /// Round the inputs of the products of scores, weights and values to bfloat16, with float32 sums. Applies to layers whose heads all score every key with
+    /// e^x or a polynomial of order 2 at most; others run in float32, as do chunks and [`Fused::extend`].
+    pub fn bf16(self, bf16: bool) -> FusedOptions {
+        FusedOptions { plan: PlanOptions { bf16, ..self.plan }, ..self }
     }
 }
 
@@ -69,8 +74,8 @@ impl Layer {
     /// Like [`Layer::fused`], with these options.
     pub fn fused_with(&self, batch: usize, time: usize, options: FusedOptions) -> Result<Fused, Error> {
         let shape = self.shape(batch, time)?;
-        let FusedOptions { mode, scratch, continues } = options;
-        Ok(Fused { plans: PlanCache::new(self, shape, (mode, continues))?, scratch, pool: Arc::default() })
+        let FusedOptions { plan, scratch } = options;
+        Ok(Fused { plans: PlanCache::new(self, shape, plan)?, scratch, pool: Arc::default() })
     }
 }
 

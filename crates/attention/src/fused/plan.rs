@@ -126,6 +126,8 @@ pub(crate) struct CallPlan {
     pub layer: Layer,
     /// Sizes of the call.
     pub shape: Shape,
+    /// Whether the products of tiles run in bfloat16; see [`CallPlan::admits_bf16`].
+    pub bf16: bool,
     /// The near branch of each head, which sees all keys without a window.
     pub heads: Vec<Head>,
     /// The far branch of each head that has one.
@@ -201,6 +203,7 @@ impl CallPlan {
         let mut plan = CallPlan {
             layer: layer.clone(),
             shape,
+            bf16: false,
             heads,
             far,
             key_transforms: layer.key_transforms().to_vec(),
@@ -386,6 +389,15 @@ impl CallPlan {
     /// The groups of a kv head.
     pub fn groups_of(&self, g: usize) -> impl Iterator<Item = &ChunkGroup> {
         self.groups.iter().filter(move |group| group.g == g)
+    }
+
+    /// Whether the products of tiles may run in bfloat16: e^x and polynomials up to order 2 of all keys. Powers of scores above order 2 amplify their rounding
+    /// errors. Recurrent states, written values and decays per channel stay in float32.
+    pub fn admits_bf16(&self) -> bool {
+        let low_order = |head: &Head| head.kernel.polynomial().is_none_or(|orders| orders.iter().all(|&(n, _)| n <= 2));
+        let plain =
+            self.groups.is_empty() && self.far.iter().all(Option::is_none) && !self.layer.writes() && !self.layer.decays_by_channel();
+        plain && self.heads.iter().all(|head| low_order(head) && !head.variant.is_sequential())
     }
 
     /// Whether any head sees all keys.

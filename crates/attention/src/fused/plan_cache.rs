@@ -12,6 +12,17 @@ use crate::{Error, Inputs, Layer, Shape, StateKind};
 /// Number of document plans that are cached, unless one call needs more.
 const DOCUMENT_PLANS: usize = 256;
 
+/// What determines the plan of a call beyond its layer and sizes.
+#[derive(Clone, Copy, Default)]
+pub(in crate::fused) struct PlanOptions {
+    /// The requested mode.
+    pub mode: Mode,
+    /// The kind of states that [`crate::Fused::extend`] continues from.
+    pub continues: Option<StateKind>,
+    /// Whether products may run in bfloat16.
+    pub bf16: bool,
+}
+
 /// A call of one shape.
 pub(in crate::fused) struct Planned {
     pub plan: CallPlan,
@@ -20,7 +31,7 @@ pub(in crate::fused) struct Planned {
 }
 
 impl Planned {
-    fn new(layer: &Layer, shape: Shape, (mode, continues): (Mode, Option<StateKind>)) -> Result<Planned, Error> {
+    fn new(layer: &Layer, shape: Shape, PlanOptions { mode, continues, bf16 }: PlanOptions) -> Result<Planned, Error> {
         let chosen = cost::plan(layer, &shape, mode)?;
         let mut plan = CallPlan::new(layer, shape, chosen.as_ref().map(|(length, chunked)| (*length, &chunked[..])))?;
         if let Some(memory) = continues {
@@ -29,6 +40,7 @@ impl Planned {
             let length = if plan.groups.is_empty() { shape.time } else { plan.chunk_len() };
             plan = CallPlan::new(layer, shape, chunked.contains(&true).then_some((length, &chunked[..])))?;
         }
+        plan.bf16 = bf16 && continues.is_none() && plan.admits_bf16();
         Ok(Planned { plan, sequential: None })
     }
 
@@ -48,12 +60,11 @@ impl Planned {
 pub(in crate::fused) struct PlanCache {
     pub whole: Planned,
     documents: HashMap<usize, Planned>,
-    /// The requested mode, and the kind of states that [`crate::Fused::extend`] continues from.
-    pub options: (Mode, Option<StateKind>),
+    pub options: PlanOptions,
 }
 
 impl PlanCache {
-    pub fn new(layer: &Layer, shape: Shape, options: (Mode, Option<StateKind>)) -> Result<PlanCache, Error> {
+    pub fn new(layer: &Layer, shape: Shape, options: PlanOptions) -> Result<PlanCache, Error> {
         Ok(PlanCache { whole: Planned::new(layer, shape, options)?, documents: HashMap::new(), options })
     }
 

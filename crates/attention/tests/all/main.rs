@@ -1,5 +1,6 @@
 //! All integration tests that can share a process, as one binary: support code is compiled and linked once.
 
+mod bf16;
 mod chunk;
 mod combinations;
 mod documents;

@@ -233,7 +233,7 @@ pub struct StepArgs {
     /// Preset or variant string of every head
     #[arg(long, default_value = "softmax", value_name = "VARIANT")]
     pub attention: String,
-    /// Precision of the products of linear layers: f32 or bf16
+    /// Precision of linear layers and products of attention: f32 or bf16
     #[arg(long, default_value = "f32", value_name = "TYPE")]
     pub precision: Precision,
     /// Measured steps; the best counts

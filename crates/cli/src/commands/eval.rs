@@ -62,7 +62,7 @@ pub struct EvalArgs {
     /// With --slices: text in which n-grams are counted [default: the training text of the run]
     #[arg(long, value_name = "FILE", num_args = 1.., requires = "slices")]
     pub train_data: Vec<String>,
-    /// Precision of projections, MLP and output projection: f32, or bf16 with float32 sums
+    /// Precision of linear layers and products of attention: f32, or bf16 with float32 sums
     #[arg(long, default_value = "f32", value_name = "TYPE")]
     pub precision: Precision,
     #[command(flatten)]

@@ -43,7 +43,7 @@ pub struct SpectrumArgs {
     /// Highest truncation order, an even number
     #[arg(long, default_value_t = 32, value_name = "P", value_parser = parse_order)]
     pub max_order: usize,
-    /// Precision of projections and MLP: f32, or bf16 with float32 sums
+    /// Precision of linear layers and products of attention: f32, or bf16 with float32 sums
     #[arg(long, default_value = "f32", value_name = "TYPE")]
     pub precision: Precision,
     /// Use only the held-out part of --data

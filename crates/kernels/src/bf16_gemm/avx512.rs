@@ -87,13 +87,35 @@ fn round_pair(low: __m512, high: __m512) -> __m512i {
     unsafe { std::mem::transmute::<__m512bh, __m512i>(_mm512_cvtne2ps_pbh(high, low)) }
 }
 
+/// The order that [`interleave_pair`] takes: element i of the low half next to element i of the high half.
+///
+/// # Safety
+/// The machine must support the feature.
+#[inline]
+#[target_feature(enable = "avx512f")]
+pub(crate) unsafe fn interleave_order() -> __m512i {
+    let mut order = [0u16; 32];
+    for (i, order) in order.iter_mut().enumerate() {
+        *order = (i / 2 + i % 2 * 16) as u16;
+    }
+    // SAFETY: an array of 64 bytes.
+    unsafe { _mm512_loadu_si512(order.as_ptr().cast()) }
+}
+
+/// 16 pairs of a value of each vector, rounded to bfloat16.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
+pub(crate) fn interleave_pair(order: __m512i, even: __m512, odd: __m512) -> __m512i {
+    _mm512_permutexvar_epi16(order, round_pair(even, odd))
+}
+
 /// The first `count` of 32 values, then zeros.
 ///
 /// # Safety
 /// `from` must be valid for reads of min(count, 32) values.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bf16")]
-unsafe fn round_32(from: *const f32, count: usize) -> __m512i {
+pub(crate) unsafe fn round_32(from: *const f32, count: usize) -> __m512i {
     // SAFETY: masked lanes are not read. The second address is formed only if it is read.
     unsafe {
         let low = _mm512_maskz_loadu_ps(first(count), from);
@@ -111,13 +133,8 @@ unsafe fn round_32(from: *const f32, count: usize) -> __m512i {
 unsafe fn interleave<const W: usize>(matrix: Matrix, first_column: usize, panels: &mut [f32]) {
     let (k, columns) = (matrix.rows, matrix.columns);
     let pairs = k.div_ceil(2);
-    // Element i of the low half next to element i of the high half.
-    let mut order = [0u16; 32];
-    for (i, order) in order.iter_mut().enumerate() {
-        *order = (i / 2 + i % 2 * 16) as u16;
-    }
-    // SAFETY: an array of 64 bytes.
-    let order = unsafe { _mm512_loadu_si512(order.as_ptr().cast()) };
+    // SAFETY: the caller's promise.
+    let order = unsafe { interleave_order() };
     assert!(panels.len().is_multiple_of(pairs * W) && matrix.column_step == 1);
     for p in 0..pairs {
         let rows = [0, 1].map(|odd| (2 * p + odd < k).then(|| &matrix.values[(2 * p + odd) * matrix.row_step..][..columns]));
@@ -137,7 +154,7 @@ unsafe fn interleave<const W: usize>(matrix: Matrix, first_column: usize, panels
                         }
                     }
                 }
-                let values = _mm512_permutexvar_epi16(order, round_pair(halves[0], halves[1]));
+                let values = interleave_pair(order, halves[0], halves[1]);
                 let to = &mut panels[at * pairs * W + p * W + v..];
                 // Masked stores are slow. A whole vector may overwrite the next pair, which is written later, but not the next panel.
                 let mask = if p + 1 < pairs { u16::MAX } else { first(W - v) };

@@ -6,7 +6,7 @@ fn flush(x: f32) -> f32 {
 }
 
 /// The scalar twin of `vdpbf16ps`: one lane, for rounded inputs.
-fn add_pair(sum: f32, [a0, a1]: [f32; 2], [b0, b1]: [f32; 2]) -> f32 {
+pub(crate) fn add_pair(sum: f32, [a0, a1]: [f32; 2], [b0, b1]: [f32; 2]) -> f32 {
     flush(a0.mul_add(b0, flush(a1.mul_add(b1, flush(sum)))))
 }
 

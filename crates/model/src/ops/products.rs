@@ -1,7 +1,8 @@
 //! The products of linear layers in the precision of a session: y = x Wᵀ, dx = dy W and dW += dyᵀ x, for x [M, C], W [N, C] and y [M, N].
 //!
 //! In bfloat16, both operands of a product are rounded and sums are float32, as in PyTorch's autocast. Weights are rounded and packed once per change of
-//! the parameters. Parameters, gradients, norms, attention and the loss stay in float32.
+//! the parameters. Parameters, gradients, norms and the loss stay in float32. Attention rounds the operands of its own products, see
+//! [`termwise_attention::FusedOptions::bf16`].
 
 use std::fmt;
 use std::ops::Range;
@@ -14,7 +15,7 @@ use crate::architecture::Architecture;
 use crate::error::Result;
 use crate::params::Params;
 
-/// The precision of the products of linear layers: projections, MLP and output projection.
+/// The precision of products: of linear layers (projections, MLP and output projection), and of scores and values of attention.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Precision {

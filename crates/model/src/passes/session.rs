@@ -36,7 +36,7 @@ pub struct SessionOptions {
     pub engine: AttentionEngine,
     /// The evaluation mode of the fused implementation.
     pub mode: Mode,
-    /// The precision of the products of linear layers.
+    /// The precision of the products of linear layers and of attention.
     pub precision: Precision,
     /// Keep no activations: all layers share one set of buffers, and there is no backward pass.
     pub forward_only: bool,
@@ -135,7 +135,8 @@ impl Session {
             }
             engines.push(match options.engine {
                 AttentionEngine::Fused => {
-                    Box::new(layer.fused_with(batch, time, FusedOptions::default().mode(options.mode).scratch(&scratch))?)
+                    let bf16 = options.precision == Precision::Bf16;
+                    Box::new(layer.fused_with(batch, time, FusedOptions::default().mode(options.mode).scratch(&scratch).bf16(bf16))?)
                 }
                 AttentionEngine::Reference => Box::new(layer.naive::<f32>(batch, time)?),
             });

@@ -297,7 +297,7 @@ settings! {
         #[serde(skip_serializing_if = "is_native")]
         Rounding engine: String = "native", "native, or torch, which needs Python with PyTorch; the same up to rounding";
         #[serde(skip_serializing_if = "is_f32")]
-        Computation precision: String = "f32", "Precision of projections, MLP and output projection: f32, or bf16 with float32 sums and weights";
+        Computation precision: String = "f32", "Precision of linear layers and products of attention: f32, or bf16 with float32 sums and weights";
         Computation mode: String = "parallel", "How attention is computed: parallel, chunk, chunk=LENGTH or auto; the same up to rounding";
         None threads: usize = 0, "Threads; 0: all cores. Results do not depend on the number";
         Evaluation skip_nonfinite: u64 = 0, "Updates that may be skipped because the loss or gradient is not finite";

@@ -4,6 +4,7 @@ use crate::fused::chunks::{GroupChunks, Split, StateValues};
 use crate::fused::epilogue::{Outputs, RowSums};
 use crate::fused::tiles::forward::{CachedKeys, ForwardTile, SeenKeys, TileQueries};
 use crate::{KeyRange, Report};
+use termwise_kernels::bf16_tile::TileF32;
 use termwise_kernels::disjoint::Block;
 use termwise_kernels::features::{FeatureTile, ReadState, Transpose};
 use termwise_kernels::simd::{Simd, Task};
@@ -99,7 +100,8 @@ impl ForwardSplit<'_, '_> {
                 }
             };
             let to = Outputs { y: &mut self.y, head: in_group, row: from };
-            let task = ForwardTile { prepared: c.prepared, b, h, tile, near, far, cached, sums, far_sums, to };
+            let (precision, converted) = (TileF32, &mut [][..]);
+            let task = ForwardTile { precision, converted, prepared: c.prepared, b, h, tile, near, far, cached, sums, far_sums, to };
             report = report.or(simd.call(task));
         }
         report

@@ -12,6 +12,7 @@ use crate::fused::gradients::TileGrads;
 use crate::fused::plan::CallPlan;
 use crate::fused::prepared::Prepared;
 use crate::fused::tiles::backward::{BackwardTiles, TileInputs, tiles_len};
+use termwise_kernels::bf16_tile::TileF32;
 use termwise_kernels::disjoint::{Axes, Axis, Blocks, Disjoint};
 use termwise_kernels::simd::dispatch;
 
@@ -114,8 +115,21 @@ pub fn backward(inputs: &TileInputs, states: &mut SplitStates, to: &mut TileGrad
             prepared.call.tasks.with(|memory| {
                 let (keys, queries) = (cuts.tiles(split), cuts.tiles(split));
                 let room = &mut memory[..tiles_len(l)];
-                let first = true;
-                dispatch(BackwardTiles { inputs, b, g, keys, queries, chunked: true, first, first_of_all, to_queries, to_keys, room });
+                let (precision, first) = (TileF32, true);
+                dispatch(BackwardTiles {
+                    precision,
+                    inputs,
+                    b,
+                    g,
+                    keys,
+                    queries,
+                    chunked: true,
+                    first,
+                    first_of_all,
+                    to_queries,
+                    to_keys,
+                    room,
+                });
             });
         }
     });

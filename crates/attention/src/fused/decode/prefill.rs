@@ -58,7 +58,7 @@ impl Fused {
 
     /// Rejects a state of another kind, layer or batch size.
     fn check_state(&self, state: &State, inputs: &Inputs<f32>) -> Result<(), Error> {
-        let (plan, (_, continues)) = (&self.plans.whole.plan, &self.plans.options);
+        let (plan, continues) = (&self.plans.whole.plan, &self.plans.options.continues);
         let s = plan.shape;
         plan.layer.check(&s, inputs, 1)?;
         inputs.check_no_documents()?;

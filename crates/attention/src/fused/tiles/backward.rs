@@ -10,9 +10,10 @@ use crate::fused::plan::CallPlan;
 use crate::fused::prepare::channel_decay::{ScoreRowGrads, ScoreRows, room_len};
 use crate::fused::prepare::gates::decay_columns;
 use crate::fused::prepared::Prepared;
+use crate::fused::tiles::split;
+use termwise_kernels::bf16_tile::{TileBf16, TileF32, TilePrecision};
 use termwise_kernels::score_rows::{BackwardRow, CoefficientRow, DecayGrad, DecayRow, soft_cap, soft_cap_slopes};
 use termwise_kernels::simd::{Simd, Task, dispatch};
-use termwise_kernels::tile_gemm::multiply;
 use termwise_kernels::{PAD, ROWS, TILE};
 
 /// Inputs of the backward pass over tiles.
@@ -31,6 +32,13 @@ pub struct TileInputs<'a> {
 /// In round r, part i of the keys is paired with part i + r of the queries: no two tasks add to the same sum, and the order of rounds fixes that of
 /// every sum.
 pub fn run(inputs: &TileInputs, to: &mut TileGrads) {
+    match inputs.prepared.call.plan.bf16 {
+        true => run_in(TileBf16::selected(), inputs, to),
+        false => run_in(TileF32, inputs, to),
+    }
+}
+
+fn run_in<P: TilePrecision>(precision: P, inputs: &TileInputs, to: &mut TileGrads) {
     let l = inputs.prepared.call.plan;
     for round in 0..l.parts.count() {
         to.places(l, &l.parts, round).enumerate().with_max_len(1).for_each(|(task, (to_queries, to_keys))| {
@@ -43,14 +51,28 @@ pub fn run(inputs: &TileInputs, to: &mut TileGrads) {
             inputs.prepared.call.tasks.with(|memory| {
                 let room = &mut memory[..tiles_len(l)];
                 let first_of_all = first;
-                dispatch(BackwardTiles { inputs, b, g, keys, queries, chunked: false, first, first_of_all, to_queries, to_keys, room });
+                dispatch(BackwardTiles {
+                    precision,
+                    inputs,
+                    b,
+                    g,
+                    keys,
+                    queries,
+                    chunked: false,
+                    first,
+                    first_of_all,
+                    to_queries,
+                    to_keys,
+                    room,
+                });
             });
         });
     }
 }
 
 /// Some key tiles of one kv head, for some query tiles that see them and all heads that run in one mode.
-pub struct BackwardTiles<'a, 'b> {
+pub struct BackwardTiles<'a, 'b, P> {
+    pub precision: P,
     pub inputs: &'a TileInputs<'a>,
     pub b: usize,
     pub g: usize,
@@ -74,6 +96,8 @@ struct ScoreTiles<'a> {
     dv: &'a mut [f32],
     /// For products with a decay per channel; empty without one.
     room: &'a mut [f32],
+    /// For converted operands; empty in float32.
+    converted: &'a mut [f32],
 }
 
 /// One tile of keys, and the queries of one head that see it as near or as far keys.
@@ -86,10 +110,16 @@ struct KeyTileRows {
 
 /// Number of values that the tiles of one task take.
 pub fn tiles_len(l: &CallPlan) -> usize {
-    2 * TILE * TILE + TILE * l.ep + room_len(l)
+    let converted: usize = if l.bf16 { converted_lens(l).iter().sum() } else { 0 };
+    2 * TILE * TILE + TILE * l.ep + room_len(l) + converted
 }
 
-impl Task for BackwardTiles<'_, '_> {
+/// Lengths of the converted operands of a pair of tiles: kᵀ, vᵀ and k; q and dU as left and as right operands; dX as a left operand; W and dX transposed.
+fn converted_lens(l: &CallPlan) -> [usize; 10] {
+    [l.width, l.shape.e, l.dp, l.dp, l.ep, l.dp, l.ep, ROWS, TILE, TILE].map(|width| TILE * width)
+}
+
+impl<P: TilePrecision> Task for BackwardTiles<'_, '_, P> {
     type Output = ();
 
     #[inline(always)]
@@ -99,8 +129,9 @@ impl Task for BackwardTiles<'_, '_> {
         let len = call.length(self.b);
         let (x, rest) = std::mem::take(&mut self.room).split_at_mut(TILE * TILE);
         let (dp, rest) = rest.split_at_mut(TILE * TILE);
-        let (dv, room) = rest.split_at_mut(TILE * l.ep);
-        let mut tiles = ScoreTiles { x, dp, dv, room };
+        let (dv, rest) = rest.split_at_mut(TILE * l.ep);
+        let (room, converted) = rest.split_at_mut(room_len(l));
+        let mut tiles = ScoreTiles { x, dp, dv, room, converted };
         let heads = self.g * s.group()..(self.g + 1) * s.group();
         let chunked = self.chunked;
         let heads = heads.filter(|&h| l.heads[h].chunked == chunked);
@@ -132,7 +163,7 @@ impl Task for BackwardTiles<'_, '_> {
     }
 }
 
-impl BackwardTiles<'_, '_> {
+impl<P: TilePrecision> BackwardTiles<'_, '_, P> {
     /// The queries of one head that see a tile of keys as near or as far keys.
     fn rows_of(&self, h: usize, range: KeyRange, tile: usize, len: usize) -> Range<usize> {
         let l = self.inputs.prepared.call.plan;
@@ -155,7 +186,7 @@ impl BackwardTiles<'_, '_> {
     #[inline(always)]
     fn key_tile<S: Simd>(&mut self, simd: S, of: KeyTileRows, tiles: &mut ScoreTiles) {
         let KeyTileRows { h, range, tile, rows } = of;
-        let (inputs, c) = (self.inputs, self.inputs.prepared);
+        let (inputs, c, precision) = (self.inputs, self.inputs.prepared, self.precision);
         let (l, s) = (c.call.plan, c.call.plan.shape);
         let (head, far) = (l.branch(h, range), range.is_far());
         let (n, in_group) = (self.b * s.heads + h, h % s.group());
@@ -168,6 +199,12 @@ impl BackwardTiles<'_, '_> {
         let kt = &c.kt[(kv * l.tiles + tile) * l.width * l.pitch..][..width_of * l.pitch];
         let vt = &c.vt[(kv * l.tiles + tile) * s.e * l.pitch..][..s.e * l.pitch];
         let k = &c.k[(kv * l.tp() + s0) * l.dp..][..l.tile * l.dp];
+        let lens = converted_lens(l).map(|len| if P::CONVERTS { len } else { 0 });
+        let [to_kt, to_vt, to_k, to_q, to_du, to_right_q, to_right_du, to_dx, to_wt, to_dxt] = split(&mut *tiles.converted, lens);
+        let kt = precision.right(kt, l.pitch, [width_of, l.pitch], to_kt);
+        let vt = precision.right(vt, l.pitch, [s.e, l.pitch], to_vt);
+        // Without padding, which may be NaN: a pair with the last key would read it.
+        let k = precision.right(k, l.dp, [l.tile.min(c.call.length(self.b) - s0), dp_of], to_k);
         let key_weights = c.gates.tile_weights(l, h, n, tile);
         let channels = c.channels.head(l, self.b, h);
         let decay = head.variant.decays_by_head().then(|| &c.gates.decay[n * l.tp()..][..l.tp()]);
@@ -197,6 +234,10 @@ impl BackwardTiles<'_, '_> {
             let diagonal = t0 == s0 && !far;
             let q = &c.q[(branch * l.tp() + t0) * l.dp..][..(t1 - t0) * l.dp];
             let du = &inputs.du[(branch * s.time + t0) * l.ep..][..(t1 - t0) * l.ep];
+            let left_q = precision.left(q, l.dp, [t1 - t0, width_of], to_q);
+            let left_du = precision.left(du, l.ep, [t1 - t0, s.e], to_du);
+            let right_q = precision.right(q, l.dp, [t1 - t0, dp_of], to_right_q);
+            let right_du = precision.right(du, l.ep, [t1 - t0, l.ep], to_right_du);
             // If the window of no row reaches the tile, only its sinks are left.
             let in_window = distance.visible(t0, s0, l.tile).from < l.tile;
             let keys_of = |r1: usize| match (diagonal, in_window) {
@@ -211,10 +252,13 @@ impl BackwardTiles<'_, '_> {
                 let (m, i0) = (r1 - r0, r0 - t0);
                 let (to_x, to_dp) = (&mut x[i0 * TILE..], &mut dp[i0 * TILE..]);
                 match &channels {
-                    None => multiply::<S, false>(simd, [m, width, width_of], (&q[i0 * l.dp..], l.dp, 1), (kt, l.pitch), (to_x, TILE)),
+                    None => {
+                        let left_q = (&left_q[i0 * l.dp..], l.dp, 1);
+                        precision.multiply::<S, false>(simd, [m, width, width_of], left_q, (kt, l.pitch), (to_x, TILE));
+                    }
                     Some(channels) => channels.scores(simd, ScoreRows { rows: r0..r1, q: &q[i0 * l.dp..], width, x: to_x }, tile),
                 }
-                multiply::<S, false>(simd, [m, width, s.e], (&du[i0 * l.ep..], l.ep, 1), (vt, l.pitch), (to_dp, TILE));
+                precision.multiply::<S, false>(simd, [m, width, s.e], (&left_du[i0 * l.ep..], l.ep, 1), (vt, l.pitch), (to_dp, TILE));
                 for r in r0..r1 {
                     let i = r - t0;
                     let (at, of_branch) = (n * s.time + r, branch * s.time + r);
@@ -258,21 +302,26 @@ impl BackwardTiles<'_, '_> {
                     continue;
                 }
                 let to = (dq.rows(in_group, r0 - first, r1 - first), l.dp);
-                multiply::<S, true>(simd, [m, dp_of, keys_of(r1)], (&dp[i0 * TILE..], TILE, 1), (k, l.dp), to);
+                let dx = precision.left(&dp[i0 * TILE..], TILE, [m, keys_of(r1)], to_dx);
+                precision.multiply::<S, true>(simd, [m, dp_of, keys_of(r1)], (dx, TILE, 1), (k, l.dp), to);
             }
             // dV += Wᵀ·dU and dK += dXᵀ·Q; on the diagonal, keys from c0 on are seen by rows from c0 on.
             let keys = keys_of(t1);
+            let wt = precision.right(x, TILE, [t1 - t0, keys.next_multiple_of(PAD)], to_wt);
+            let dxt = precision.right(dp, TILE, [t1 - t0, keys.next_multiple_of(PAD)], to_dxt);
             let step = if diagonal { ROWS } else { l.tile };
             for c0 in (0..keys).step_by(step) {
                 let m = step.min(keys - c0);
                 let skip = if diagonal { c0 } else { 0 };
                 let rows = t1 - t0 - skip;
-                let place = skip * TILE + c0;
+                // A multiple of ROWS, which is even: no pair begins before it.
+                let skip = precision.depth(skip);
+                let (wt, dxt) = (&wt[skip * TILE + c0..], &dxt[skip * TILE + c0..]);
                 let to = (&mut to_dv[c0 * l.ep..], l.ep);
-                multiply::<S, true>(simd, [m, l.ep, rows], (&x[place..], 1, TILE), (&du[skip * l.ep..], l.ep), to);
+                precision.multiply::<S, true>(simd, [m, l.ep, rows], (wt, 1, TILE), (&right_du[skip * l.ep..], l.ep), to);
                 if channels.is_none() {
                     let to = (&mut dk[c0 * l.dp..], l.dp);
-                    multiply::<S, true>(simd, [m, dp_of, rows], (&dp[place..], 1, TILE), (&q[skip * l.dp..], l.dp), to);
+                    precision.multiply::<S, true>(simd, [m, dp_of, rows], (dxt, 1, TILE), (&right_q[skip * l.dp..], l.dp), to);
                 }
             }
             if let Some(channels) = &channels {

@@ -13,10 +13,12 @@ use crate::fused::plan::CallPlan;
 use crate::fused::prepare::channel_decay::ScoreRows;
 use crate::fused::prepare::gates::decay_columns;
 use crate::fused::prepared::Prepared;
+use crate::fused::tiles::split;
 use crate::parts::distance::Distance;
 use crate::state::block::BLOCK;
 use crate::state::kv_cache::KvCache;
 use crate::{Buffer, Error, KeyRange, Report};
+use termwise_kernels::bf16_tile::{TileBf16, TileF32, TilePrecision};
 use termwise_kernels::real::larger;
 use termwise_kernels::score_rows::{DecayRow, ForwardRow, Rescale, Visible, soft_cap};
 use termwise_kernels::simd::{Simd, Task, dispatch};
@@ -39,11 +41,29 @@ impl TileScratch {
 
 /// Values of task memory that [`run`] needs.
 pub fn task_len(l: &CallPlan) -> usize {
-    l.branches() * TILE * (l.dp + l.ep + 2)
+    l.branches() * TILE * (l.dp + l.ep + 2) + if l.bf16 { converted_len(l) } else { 0 }
+}
+
+/// Values of the converted operands of a tile: q, keys, weights and values, and twice the values that one row sees.
+fn converted_len(l: &CallPlan) -> usize {
+    TILE * (l.dp + l.width + ROWS + 3 * l.ep)
 }
 
 /// y of all heads that see every key, and their sums if they are saved. One task per head and tile of queries.
 pub fn run(prepared: &Prepared, own: &mut TileScratch, saved: Option<[&mut [f32]; 3]>, y: &mut [f32]) -> Report {
+    match prepared.call.plan.bf16 {
+        true => run_in(TileBf16::selected(), prepared, own, saved, y),
+        false => run_in(TileF32, prepared, own, saved, y),
+    }
+}
+
+fn run_in<P: TilePrecision>(
+    precision: P,
+    prepared: &Prepared,
+    own: &mut TileScratch,
+    saved: Option<[&mut [f32]; 3]>,
+    y: &mut [f32],
+) -> Report {
     let (call, l, s) = (&prepared.call, prepared.call.plan, prepared.call.plan.shape);
     let [u, z, rho] = sum_blocks(l, saved, 1, &l.tile_bounds);
     let y = output_blocks(l, y, 1, &l.tile_bounds);
@@ -56,6 +76,7 @@ pub fn run(prepared: &Prepared, own: &mut TileScratch, saved: Option<[&mut [f32]
             return Report::default();
         }
         call.tasks.with(|memory| {
+            let (converted, memory) = memory.split_at_mut(if P::CONVERTS { converted_len(l) } else { 0 });
             let (q, memory) = memory.split_at_mut(TILE * l.dp);
             let rows = l.tile_bounds[tile + 1] - l.tile_bounds[tile];
             let (own, memory) = row_sums(l, memory);
@@ -70,7 +91,7 @@ pub fn run(prepared: &Prepared, own: &mut TileScratch, saved: Option<[&mut [f32]
                 false => (None, RowSums { u: &mut [], z: &mut [], rho: &mut [] }),
             };
             let (near, to) = (keys(q), Outputs { y: &mut y, head: 0, row: 0 });
-            dispatch(CallTile(ForwardTile { prepared, b, h, tile, near, far, cached, sums, far_sums, to }))
+            dispatch(CallTile(ForwardTile { precision, converted, prepared, b, h, tile, near, far, cached, sums, far_sums, to }))
         })
     });
     reports.reduce(Report::default, Report::or)
@@ -85,7 +106,10 @@ fn row_sums<'a>(l: &CallPlan, memory: &'a mut [f32]) -> (RowSums<'a>, &'a mut [f
 }
 
 /// One tile of queries of one head: everything from scores to y.
-pub struct ForwardTile<'a, 'b> {
+pub struct ForwardTile<'a, 'b, P> {
+    pub precision: P,
+    /// Scratch for converted operands; empty in float32.
+    pub converted: &'a mut [f32],
     pub prepared: &'a Prepared<'a>,
     pub b: usize,
     pub h: usize,
@@ -141,9 +165,9 @@ impl<'a> CachedKeys<'a> {
 }
 
 /// The tile code as a separate function, compiled once for all callers.
-pub struct CallTile<'a, 'b>(pub ForwardTile<'a, 'b>);
+pub struct CallTile<'a, 'b, P>(pub ForwardTile<'a, 'b, P>);
 
-impl Task for CallTile<'_, '_> {
+impl<P: TilePrecision> Task for CallTile<'_, '_, P> {
     type Output = Report;
 
     #[inline(always)]
@@ -218,6 +242,29 @@ fn multiply_seen<S: Simd>(simd: S, seen: Visible, weights: &[f32], v: &[f32], be
     }
 }
 
+/// [`multiply_seen`] of converted operands: values that the row does not see are replaced by zero, so the order of the sum does not depend on them.
+#[inline(always)]
+fn multiply_seen_converted<S: Simd, P: TilePrecision>(
+    simd: S,
+    precision: P,
+    seen: Visible,
+    (weights, v): (&[f32], &[f32]),
+    begun: bool,
+    u: &mut [f32],
+    [to_weights, to_v, to_right_v]: [&mut [f32]; 3],
+) {
+    let (keys, ep) = (weights.len(), u.len());
+    for (key, (to, v)) in to_v.chunks_exact_mut(ep).zip(v.chunks_exact(ep)).take(keys).enumerate() {
+        if seen.contains(key) { to.copy_from_slice(v) } else { to.fill(0.0) }
+    }
+    let weights = precision.left(weights, TILE, [1, keys], to_weights);
+    let v = precision.right(to_v, ep, [keys, ep], to_right_v);
+    match begun {
+        false => precision.multiply::<S, false>(simd, [1, ep, keys], (weights, TILE, 1), (v, ep), (u, ep)),
+        true => precision.multiply::<S, true>(simd, [1, ep, keys], (weights, TILE, 1), (v, ep), (u, ep)),
+    }
+}
+
 /// The queries of a tile: scratch for them, or prepared rows.
 pub enum TileQueries<'a> {
     Scratch(&'a mut [f32]),
@@ -231,15 +278,17 @@ struct ScoreTile([f32; ROWS * TILE]);
 #[repr(align(64))]
 struct LaneSums([[f32; 16]; TILE]);
 
-impl Task for ForwardTile<'_, '_> {
+impl<P: TilePrecision> Task for ForwardTile<'_, '_, P> {
     type Output = Report;
 
     #[inline(always)]
     fn run<S: Simd>(mut self, simd: S) -> Report {
-        let c = self.prepared;
+        let (c, precision) = (self.prepared, self.precision);
         let l = c.call.plan;
         let s = l.shape;
         let n = self.b * s.heads + self.h;
+        let lens = [l.dp, l.width, ROWS, l.ep, l.ep, l.ep].map(|width| if P::CONVERTS { TILE * width } else { 0 });
+        let [to_q, to_kt, to_weights, to_v, to_seen_v, to_right_seen_v] = split(self.converted, lens);
         let g = self.h / s.group();
         let len = c.call.length(self.b);
         let (first, last) = (self.tile * l.tile, ((self.tile + 1) * l.tile).min(s.time));
@@ -273,6 +322,7 @@ impl Task for ForwardTile<'_, '_> {
                     q
                 }
             };
+            let left_q = precision.left(q, l.dp, [counted - first, width], to_q);
             let mut sums = LaneSums([[0.0; 16]; TILE]);
             let sums = &mut sums.0;
             if keys.begun {
@@ -314,7 +364,10 @@ impl Task for ForwardTile<'_, '_> {
                 let seen = VisibleKeys { place, distance: if matches!(place, KeyBlock::Cached(..)) { distance } else { relative }, range };
                 // A weight of zero times NaN or infinity is NaN. If a value is NaN or infinite and some row does not see all keys,
                 // each row is multiplied only by its visible values. Checked once for all rows of the tile.
-                let by_row = counted > first && !seen.all(first..counted) && !are_finite(&v[..seen.rows(first..counted) * l.ep]);
+                let seen_keys = if counted > first { seen.rows(first..counted) } else { 0 };
+                let by_row = counted > first && !seen.all(first..counted) && !are_finite(&v[..seen_keys * l.ep]);
+                let right_kt = precision.right(kt, pitch, [width, pitch], to_kt);
+                let right_v = precision.right(v, l.ep, [seen_keys, l.ep], to_v);
                 for r0 in (first..counted).step_by(ROWS) {
                     let r1 = (r0 + ROWS).min(counted);
                     // Row r1 − 1 sees keys up to itself; later ones need no work.
@@ -325,7 +378,16 @@ impl Task for ForwardTile<'_, '_> {
                     let padded = keys.next_multiple_of(PAD);
                     let q = &q[(r0 - first) * l.dp..][..(r1 - r0) * l.dp];
                     match (&channels, place) {
-                        (None, _) => multiply::<S, false>(simd, [r1 - r0, padded, width], (q, l.dp, 1), (kt, pitch), (scores, TILE)),
+                        (None, _) => {
+                            let left_q = &left_q[(r0 - first) * l.dp..];
+                            precision.multiply::<S, false>(
+                                simd,
+                                [r1 - r0, padded, width],
+                                (left_q, l.dp, 1),
+                                (right_kt, pitch),
+                                (scores, TILE),
+                            );
+                        }
                         (Some(channels), KeyBlock::Tile(start, _)) => {
                             channels.scores(simd, ScoreRows { rows: r0..r1, q, width: padded, x: scores }, start / l.tile);
                         }
@@ -370,15 +432,21 @@ impl Task for ForwardTile<'_, '_> {
                     }
                     if by_row {
                         for r in r0..r1 {
-                            let u = &mut u[(r - first) * l.ep..][..l.ep];
-                            multiply_seen(simd, seen.row(r), &scores[(r - r0) * TILE..][..TILE], v, begun, u);
+                            let (u, weights) = (&mut u[(r - first) * l.ep..][..l.ep], &scores[(r - r0) * TILE..][..TILE]);
+                            if P::CONVERTS {
+                                let room = [&mut *to_weights, &mut *to_seen_v, &mut *to_right_seen_v];
+                                multiply_seen_converted(simd, precision, seen.row(r), (&weights[..keys], v), begun, u, room);
+                            } else {
+                                multiply_seen(simd, seen.row(r), weights, v, begun, u);
+                            }
                         }
                         continue;
                     }
+                    let weights = precision.left(scores, TILE, [r1 - r0, keys], to_weights);
                     let (sizes, to) = ([r1 - r0, l.ep, keys], (&mut u[(r0 - first) * l.ep..], l.ep));
                     match begun {
-                        false => multiply::<S, false>(simd, sizes, (scores, TILE, 1), (v, l.ep), to),
-                        true => multiply::<S, true>(simd, sizes, (scores, TILE, 1), (v, l.ep), to),
+                        false => precision.multiply::<S, false>(simd, sizes, (weights, TILE, 1), (right_v, l.ep), to),
+                        true => precision.multiply::<S, true>(simd, sizes, (weights, TILE, 1), (right_v, l.ep), to),
                     }
                 }
             }
