@@ -1,4 +1,4 @@
-//! The heads of a model looked at layer by layer, whoever runs it.
+//! Measures the heads of a model layer by layer, for any caller that runs the model.
 
 use rayon::prelude::*;
 use termwise_attention::{Inputs, Layer, Shape};
@@ -8,14 +8,14 @@ use super::result::{ModelFacts, RowFacts, Spectrum, TextFacts};
 use super::{Options, check_options, sample};
 use crate::Error;
 
-/// Takes in what goes into the attention of each layer, windows after windows, and gives a spectrum of it.
+/// Accumulates the attention inputs of each layer over windows, and computes their spectrum.
 #[derive(Clone, Debug)]
 pub struct Meter {
     options: Options,
     heads: Vec<Vec<Found>>,
-    /// Queries of each batch row that are looked at.
+    /// Measured queries of each batch row.
     rows: Vec<Vec<usize>>,
-    /// Windows before those of this batch.
+    /// Number of windows before this batch.
     before: usize,
     text: TextFacts,
     sampled: u64,
@@ -29,7 +29,7 @@ impl Meter {
         Ok(Meter { options, heads: Vec::new(), rows: Vec::new(), before: 0, text, sampled: 0 })
     }
 
-    /// A batch begins: a window in each of its first rows, of these lengths. Rows after them are not looked at.
+    /// Starts a batch: its first rows contain windows of these lengths. Further rows are not measured.
     pub fn begin(&mut self, lengths: &[usize]) {
         let Options { rows, seed, .. } = self.options;
         self.before = self.text.windows;
@@ -40,13 +40,13 @@ impl Meter {
         self.text.tokens += lengths.iter().sum::<usize>() as u64;
     }
 
-    /// Looks at a layer of this batch.
+    /// Measures a layer of this batch.
     pub fn see(&mut self, layer: usize, attention: &Layer, shape: &Shape, inputs: &Inputs<f32>) -> Result<(), Error> {
         self.look(layer, attention, shape, inputs)?.into_iter().for_each(|(head, found)| self.add(layer, head, found));
         Ok(())
     }
 
-    /// Adds a window of a head to those before.
+    /// Adds a window of a head.
     pub(super) fn add(&mut self, layer: usize, head: usize, found: Found) {
         if self.heads.len() <= layer {
             self.heads.resize_with(layer + 1, Vec::new);
@@ -56,7 +56,7 @@ impl Meter {
         self.heads[layer][head].merge(found);
     }
 
-    /// What a layer of this batch has: head by head of window after window.
+    /// Statistics of a layer for this batch, ordered by window, then head.
     pub(super) fn look(&self, layer: usize, attention: &Layer, shape: &Shape, inputs: &Inputs<f32>) -> Result<Vec<(usize, Found)>, Error> {
         let jobs: Vec<(usize, usize)> = (0..self.rows.len()).flat_map(|row| (0..shape.heads).map(move |head| (row, head))).collect();
         let look = |&(row, head): &(usize, usize)| look(attention, inputs, shape, (row, head), &self.rows[row], &self.options);
@@ -68,7 +68,7 @@ impl Meter {
         jobs.iter().zip(results).map(own).collect()
     }
 
-    /// What the sums say.
+    /// The spectrum of all windows.
     pub fn finish(self, model: ModelFacts, data: Vec<String>) -> Spectrum {
         let Meter { options, heads, text, sampled, .. } = self;
         let layers = heads.into_iter().enumerate().map(|(layer, heads)| conclude(layer, heads, &options)).collect();

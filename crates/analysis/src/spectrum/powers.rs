@@ -3,7 +3,7 @@
 use super::ORDERS;
 use super::lanes::{LANES, Lane, load, map, splat, sum, zip};
 
-/// Vectors of scores that are raised together: as many independent chains of multiplications.
+/// Vectors of scores that are raised together, as independent chains of multiplications.
 const CHAINS: usize = 4;
 
 /// Σ (|x|/2^k)^n for n below [`ORDERS`], 2^k at least the largest |x|: no power overflows, and scaling by powers of two is exact.
@@ -21,7 +21,7 @@ impl Default for Powers {
 }
 
 impl Powers {
-    /// Scores that were added.
+    /// Number of scores.
     pub fn count(&self) -> u64 {
         self.count
     }
@@ -58,19 +58,19 @@ impl Powers {
         }
     }
 
-    /// As they are sent to other ranks.
+    /// The sums as sent to other ranks.
     pub fn to_words(&self) -> Vec<u64> {
         let front = [self.k as u32 as u64, self.count];
         front.into_iter().chain(self.sums.iter().map(|sum| sum.to_bits())).collect()
     }
 
-    /// Reads them back and goes on behind them; `None` where they are not whole.
+    /// Reads sums and advances; `None` if they are incomplete.
     pub fn of_words(words: &mut &[u64]) -> Option<Powers> {
         let own = words.split_off(..2 + ORDERS)?;
         Some(Powers { k: own[0] as u32 as i32, count: own[1], sums: own[2..].iter().map(|&word| f64::from_bits(word)).collect() })
     }
 
-    /// Adds what another sum holds.
+    /// Adds another accumulator.
     pub fn merge(&mut self, other: &Powers) {
         let mut other = other.clone();
         self.raise(other.k);
@@ -79,7 +79,7 @@ impl Powers {
         self.sums.iter_mut().zip(&other.sums).for_each(|(own, other)| *own += other);
     }
 
-    /// ln of Σ |x|^n/n!, −∞ where that is zero.
+    /// ln of Σ |x|^n/n!, −∞ for zero.
     pub fn ln_sums(&self) -> Vec<f64> {
         let mut ln_factorial = 0.0;
         let scale = f64::from(self.k.max(MIN)) * std::f64::consts::LN_2;
@@ -103,7 +103,7 @@ impl Powers {
     }
 }
 
-/// Scores below 2^MIN are rounded towards it: their powers matter to nobody.
+/// Scores below 2^MIN are rounded to it; their powers are negligible.
 const MIN: i32 = -1000;
 
 /// The smallest k with x ≤ 2^k, for positive x.
@@ -113,7 +113,7 @@ fn exponent(x: f64) -> i32 {
     (if exact { floor } else { floor + 1 }).max(MIN)
 }
 
-/// 2^k, exact; 0 where that is too small for a number.
+/// 2^k, exact; 0 if it underflows.
 fn power_of_two(k: i32) -> f64 {
     2f64.powi(k.max(-1000)) * 2f64.powi((k + 1000).min(0))
 }

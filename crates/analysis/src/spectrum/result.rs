@@ -1,4 +1,4 @@
-//! What a spectrum says, as it is written to `spectrum.json`.
+//! The results of a spectrum, as stored in `spectrum.json`.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -9,17 +9,17 @@ use serde::{Deserialize, Serialize};
 /// computed in float64 from the float32 activations of the model, over the sampled rows.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Spectrum {
-    /// What was looked into.
+    /// The model.
     pub model: ModelFacts,
-    /// What it read.
+    /// The input text.
     pub text: TextFacts,
-    /// Which queries were taken.
+    /// The measured queries.
     pub rows: RowFacts,
-    /// Even orders p at which series were cut, ascending: `share` and `error` of a head have one number for each.
+    /// Even truncation orders p, ascending: `share` and `error` of a head have one value for each.
     pub orders: Vec<usize>,
-    /// Layer by layer.
+    /// One entry per layer.
     pub layers: Vec<LayerSpectrum>,
-    /// Where time went, if that was asked for.
+    /// Time of forward pass and analysis, if requested.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub timing: Option<Timing>,
 }
@@ -27,13 +27,13 @@ pub struct Spectrum {
 /// A model's sizes.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct ModelFacts {
-    /// As the user named it.
+    /// Short name.
     pub name: String,
     /// Parameters.
     pub parameters: u64,
-    /// Query heads of a layer.
+    /// Query heads per layer.
     pub heads: usize,
-    /// Key-value heads of a layer.
+    /// KV heads per layer.
     pub kv_heads: usize,
     /// Dimension of a head.
     pub head_dim: usize,
@@ -42,11 +42,11 @@ pub struct ModelFacts {
 /// The text of a spectrum.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct TextFacts {
-    /// As the user named it.
+    /// Sources, as given by the user.
     pub data: Vec<String>,
-    /// Windows, which know nothing of each other.
+    /// Independent windows.
     pub windows: usize,
-    /// Positions of the longest.
+    /// Length of the longest window.
     pub length: usize,
     /// Tokens in all windows.
     pub tokens: u64,
@@ -55,11 +55,11 @@ pub struct TextFacts {
 /// The queries of a spectrum, the same in every head.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct RowFacts {
-    /// Queries that were looked at, over all windows.
+    /// Measured queries, over all windows.
     pub sampled: u64,
-    /// Queries that there are.
+    /// All queries.
     pub of: u64,
-    /// Seed of the choice.
+    /// Seed of the sample.
     pub seed: u64,
 }
 
@@ -77,9 +77,9 @@ pub struct Timing {
 pub struct LayerSpectrum {
     /// From 0.
     pub layer: usize,
-    /// The published metric: magnitudes averaged over the heads that have such terms. Null where none has a series.
+    /// The published metric: magnitudes averaged over the heads with a Taylor series. Null if no head has one.
     pub terms: Option<Terms>,
-    /// Head by head.
+    /// One entry per head.
     pub heads: Vec<HeadSpectrum>,
 }
 
@@ -88,19 +88,19 @@ pub struct LayerSpectrum {
 pub struct HeadSpectrum {
     /// From 0.
     pub head: usize,
-    /// Its attention.
+    /// Its variant string.
     pub attention: String,
-    /// Pairs that were looked at.
+    /// Measured pairs.
     pub pairs: u64,
-    /// Share of pairs with x ≥ 0; null where the kernel is no series.
+    /// Share of pairs with x ≥ 0; null if the kernel has no Taylor series.
     pub positive: Option<f64>,
     /// The scores.
     pub scores: ScoreFacts,
-    /// Entropy of the weights p = M·w/Σ M·w of a row; null where weights can be negative.
+    /// Entropy of the weights p = M·w/Σ M·w of a row; null if weights can be negative.
     pub entropy: Option<EntropyFacts>,
-    /// Magnitudes of the terms; null where the kernel is no series in x.
+    /// Magnitudes of the terms; null if the kernel has no Taylor series.
     pub terms: Option<Terms>,
-    /// What cutting the series does; null where the kernel is no series in x.
+    /// Errors of truncation; null if the kernel has no Taylor series.
     pub cut: Option<CutFacts>,
 }
 
@@ -126,12 +126,12 @@ pub struct EntropyFacts {
     pub share: Option<f64>,
 }
 
-/// Mean of |a_n·x^n/n!|, n = 0..99, over all visible pairs, and over those with x ≥ 0 and x < 0 apart.
+/// Mean of |a_n·x^n/n!|, n = 0..99, over all visible pairs, and separately over those with x ≥ 0 and x < 0.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Terms {
     /// All pairs: the published metric, with absolute values and over visible pairs only.
     pub all: Magnitudes,
-    /// Pairs with x ≥ 0, which decide a softmax.
+    /// Pairs with x ≥ 0, which dominate a softmax.
     pub positive: Magnitudes,
     /// Pairs with x < 0.
     pub negative: Magnitudes,
@@ -140,36 +140,36 @@ pub struct Terms {
 /// Magnitudes by order.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Magnitudes {
-    /// log10 of the magnitude of each order, null where it is zero. Logarithms, because large scores leave the range of numbers.
+    /// log10 of the magnitude of each order, null where it is zero. Magnitudes of large scores exceed the range of float64.
     pub log10: Vec<Option<f64>>,
-    /// The order with the largest magnitude, the lowest of equals; 99, the last that is computed, stands for 99 or more. Null where there are no pairs.
+    /// The order with the largest magnitude, the lowest of equals. 99, the last computed order, means 99 or more. Null if there are no pairs.
     pub dominant: Option<usize>,
 }
 
-/// A head whose series is cut at orders p: w_p(x) = Σ_{n≤p} a_n·x^n/n!.
+/// A head whose series is truncated at orders p: w_p(x) = Σ_{n≤p} a_n·x^n/n!.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct CutFacts {
-    /// Mean over rows of Σ_s M·w_p / Σ_s M·w, M the decay, 1 without. Above 1 where negative scores are overrated. Null beyond float64.
+    /// Mean over rows of Σ_s M·w_p / Σ_s M·w, M the decay factor, 1 without decay. Above 1 if negative scores get too much weight. Null outside the range of float64.
     pub share: Vec<Option<f64>>,
-    /// RMS(y_p − y)/RMS(y) over rows and coordinates, with the head's own denominator, gates, decay and norm. Null beyond float64.
+    /// RMS(y_p − y)/RMS(y) over rows and coordinates, with the head's own denominator, gates, decay and norm. Null outside the range of float64.
     pub error: Vec<Option<f64>>,
-    /// The lowest of the orders with an error of at most so much.
+    /// The lowest orders with small errors.
     pub order_for: OrderFor,
-    /// The same with the series around the mean score of each row; null where a shift of the scores changes the output.
+    /// The same for the series around the mean score of each row; null if a shift of the scores changes the output.
     #[serde(default)]
     pub centered: Option<CenteredCut>,
 }
 
-/// A head whose series around the mean score of each row is cut. A softmax does not depend on a shift of a row's scores; its series around 0 does.
+/// A head whose series around the mean score of each row is truncated. Softmax is invariant to a shift of a row's scores; its series around 0 is not.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct CenteredCut {
-    /// RMS(y_p − y)/RMS(y). Null beyond float64.
+    /// RMS(y_p − y)/RMS(y). Null outside the range of float64.
     pub error: Vec<Option<f64>>,
-    /// The lowest of the orders with an error of at most so much.
+    /// The lowest orders with small errors.
     pub order_for: OrderFor,
 }
 
-/// The lowest even order that is good enough, null where none of the orders is.
+/// The lowest even order with an error of at most a bound, null if no measured order is enough.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct OrderFor {
     /// For an error of 10 %.
@@ -187,12 +187,12 @@ impl OrderFor {
     }
 }
 
-/// An order over the heads of a layer; null where no tried order is enough.
+/// An order over the heads of a layer; `None` if no measured order is enough.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OverHeads {
-    /// Of half of the heads, the upper of two middles.
+    /// Median head; of an even number, the upper middle.
     pub median: Option<usize>,
-    /// Of the head that needs the most.
+    /// The head that needs the highest order.
     pub worst: Option<usize>,
 }
 
@@ -207,22 +207,22 @@ impl OverHeads {
 }
 
 impl LayerSpectrum {
-    /// The orders for 10 %, 1 % and 0.1 % over the heads that can be cut; `None` where there is none.
+    /// The orders for 10 %, 1 % and 0.1 % over the heads with a Taylor series; `None` if there are none.
     pub fn order_for(&self) -> Option<[OverHeads; 3]> {
         let heads: Vec<[Option<usize>; 3]> = self.heads.iter().filter_map(|head| Some(head.cut.as_ref()?.order_for.all())).collect();
         (!heads.is_empty()).then(|| std::array::from_fn(|which| OverHeads::of(heads.iter().map(|head| head[which]).collect())))
     }
 
-    /// The order for 1 % with the series around the mean score of a row, over the heads that have it; `None` where there is none.
+    /// The order for 1 % with the series around the mean score of a row, over the heads that have it; `None` if there are none.
     pub fn centered_order(&self) -> Option<OverHeads> {
         let one = |head: &HeadSpectrum| Some(head.cut.as_ref()?.centered.as_ref()?.order_for.one_percent);
         let heads: Vec<Option<usize>> = self.heads.iter().filter_map(one).collect();
         (!heads.is_empty()).then(|| OverHeads::of(heads))
     }
 
-    /// The error at the highest order of the median and of the worst head that can be cut; `None` where there is none.
+    /// The error at the highest order of the median and of the worst head with a Taylor series; `None` if there are none.
     pub fn last_error(&self) -> Option<[f64; 2]> {
-        // Beyond float64 is worse than any number.
+        // A value outside the range of float64 is worse than any number.
         let last = |head: &HeadSpectrum| Some(head.cut.as_ref()?.error.last().copied()?.unwrap_or(f64::INFINITY));
         let mut errors: Vec<f64> = self.heads.iter().filter_map(last).collect();
         errors.sort_by(f64::total_cmp);

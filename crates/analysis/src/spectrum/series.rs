@@ -1,4 +1,4 @@
-//! All truncations of a kernel's series at once: w_p(x) = Σ_{n≤p} a_n·x^n/n! at every asked order p, in float64 without cancellation.
+//! All truncations of a kernel's series at once: w_p(x) = Σ_{n≤p} a_n·x^n/n! at every requested order p, in float64 without cancellation.
 //!
 //! For Taylor's coefficients two orders are added together: i_p = x^{p−1}/(p−1)! · (1 + x/p), p even. Then
 //!
@@ -7,22 +7,22 @@
 //! w_p = e^x − (i_{p+2} + i_{p+4} + …)       for −p < x < 0: every i here is negative
 //! ```
 //!
-//! so that nothing of opposite sign is ever added. The second sum ends where its rest is below rounding. Given and learned coefficients have
-//! no such form; their terms are added as they come.
+//! so terms of opposite sign are never added. The second sum ends where the remainder is below rounding. Given and learned coefficients have
+//! no such form; their terms are added in order.
 
 use termwise_attention::Kernel;
 use termwise_attention::parts::kernel::taylor::Taylor;
 
 use super::lanes::{Lane, exp, map, splat, zip, zip_three};
 
-/// The highest order at which a series can be cut.
+/// The highest truncation order.
 pub const MAX_CUT: usize = 100;
-/// Pairs of orders that are added at most, tail included.
+/// Maximum number of pairs of orders, including the tail.
 const MAX_STEPS: usize = 200;
 /// Above this score the plain sum loses less than a digit.
 const MILD: f64 = -1.0;
 
-/// A kernel that is a series in the score.
+/// A kernel with a Taylor series in the score.
 #[derive(Clone, Debug, PartialEq)]
 enum Series {
     /// e^x
@@ -41,11 +41,11 @@ pub struct Cuts {
     orders: Vec<usize>,
     /// 1/n
     inverse: Vec<f64>,
-    /// Pairs to add for −x up to the index, so that the rest is below rounding at every order.
+    /// Pairs to add for −x up to the index to make the remainder smaller than rounding at every order.
     steps: Vec<usize>,
 }
 
-/// What is kept between calls: the pairs i_p of one vector.
+/// Buffer that is reused across calls: the pairs i_p of one vector.
 #[derive(Clone, Debug)]
 pub struct Pairs(Vec<Lane>);
 
@@ -55,7 +55,7 @@ impl Default for Pairs {
     }
 }
 
-/// Where weights go. A trait, so that what takes them can be told to be inlined into each instruction set's code.
+/// Destination of weights. A trait, so implementations can be inlined per instruction set.
 pub trait Sink {
     /// Weights of the order with this index.
     fn put(&mut self, index: usize, w: Lane);
@@ -87,7 +87,7 @@ impl Cuts {
         Some(Cuts { series, orders, inverse, steps: (0..=top).map(|x| steps(top, x)).collect() })
     }
 
-    /// Orders at which the series is really cut.
+    /// Orders at which truncation changes the kernel.
     pub fn orders(&self) -> &[usize] {
         &self.orders
     }
@@ -106,8 +106,7 @@ impl Cuts {
         self.series == Series::Exp
     }
 
-    /// Gives w_p(x) for each order, in order, then the whole kernel under the next index, but for e^x, which the
-    /// caller has in a frame of his own.
+    /// Passes w_p(x) of each order, in order, then the full kernel with the next index. The caller computes e^x itself, with another log scale.
     #[inline(always)]
     pub fn values(&self, x: Lane, pairs: &mut Pairs, sink: &mut impl Sink) {
         match &self.series {
@@ -162,7 +161,7 @@ impl Cuts {
                 }
             }
         } else {
-            // From the top down: where a score lies in (−p, 0), what order p leaves out takes the place of its pair.
+            // From the top down: if a score is in (−p, 0), the remainder of order p replaces its pair.
             let mut rest = splat(0.0);
             for step in (1..=steps).rev() {
                 let (pair, p) = (pairs[step], (2 * step) as f64);
@@ -175,7 +174,7 @@ impl Cuts {
             for (step, &part) in pairs.iter().enumerate().take(top / 2 + 1).skip(1) {
                 let p = (2 * step) as f64;
                 let (less, more) = (zip(whole, part, |whole, rest| whole - rest), zip(w, part, |w, pair| w + pair));
-                // A score that is once inside stays there, so that its sum is never read again.
+                // Once a score is inside the interval it remains inside, so its sum is not read again.
                 w = zip_three(x, less, more, |x, less, more| if is_inside(x, p) { less } else { more });
                 if self.orders.get(next) == Some(&(2 * step)) {
                     sink.put(next, w);
@@ -199,7 +198,7 @@ impl Cuts {
     }
 }
 
-/// Whether w_p(x) is what e^x leaves, not a sum of its own.
+/// Whether w_p(x) is computed as e^x minus a remainder.
 #[inline(always)]
 fn is_inside(x: f64, p: f64) -> bool {
     x < 0.0 && -x < p
@@ -213,15 +212,15 @@ fn dense(taylor: &Taylor) -> Vec<f64> {
     terms
 }
 
-/// Pairs to add so that for scores down to −x, x ≤ `top`, what follows is below rounding beside e^x and what order `top` leaves out.
+/// Pairs to add for scores down to −x, x ≤ `top`, to make the rest smaller than rounding of e^x and of the remainder of order `top`.
 fn steps(top: usize, x: usize) -> usize {
     let (x, mut ln_term) = (x.max(1) as f64, 0.0);
     let mut ln_kept = -x;
     for n in 1.. {
-        // |x|^n/n!, which bounds the rest of an alternating series whose terms shrink.
+        // |x|^n/n! bounds the remainder of an alternating series with decreasing terms.
         ln_term += (x / n as f64).ln();
         if n == top + 1 {
-            // What order `top` leaves out is at least half of its first pair.
+            // The remainder of order `top` is at least half of its first pair.
             ln_kept = f64::max(ln_kept, ln_term + (1.0 - x / (top + 2) as f64).ln() - std::f64::consts::LN_2);
         }
         let even = n % 2 == 1 && n > top;

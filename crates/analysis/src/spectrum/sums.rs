@@ -1,4 +1,4 @@
-//! What is summed up over the sampled rows of a head. Sums of parts are merged in a fixed order.
+//! Sums over the sampled rows of a head. Parts are merged in a fixed order.
 
 use super::powers::Powers;
 
@@ -6,12 +6,12 @@ use super::powers::Powers;
 #[derive(Clone, Debug, Default)]
 pub struct Sums {
     pub scores: Scores,
-    /// Of scores that are zero or above.
+    /// Powers of nonnegative scores.
     pub positive: Powers,
-    /// Of the others, without their sign.
+    /// Powers of the absolute values of negative scores.
     pub negative: Powers,
     pub entropy: Entropy,
-    /// Σ over rows of z_p/z, for each order at which the series is cut.
+    /// Σ over rows of z_p/z, for each truncation order.
     pub shares: Vec<f64>,
     /// Σ |y_p − y|² over rows, likewise.
     pub errors: Vec<f64>,
@@ -24,12 +24,12 @@ pub struct Sums {
 }
 
 impl Sums {
-    /// With room for so many orders.
+    /// Zeros for this number of orders.
     pub fn new(orders: usize) -> Sums {
         Sums { shares: vec![0.0; orders], errors: vec![0.0; orders], centered_errors: vec![0.0; orders], ..Sums::default() }
     }
 
-    /// As they are sent to other ranks.
+    /// The sums as sent to other ranks.
     pub fn to_words(&self) -> Vec<u64> {
         let Scores { count, mean, squares, min, max } = self.scores;
         let Entropy { nats, shares, rows, choices } = self.entropy;
@@ -40,7 +40,7 @@ impl Sums {
         words
     }
 
-    /// Reads one back and goes on behind it; `None` where it is not whole.
+    /// Reads sums and advances; `None` if they are incomplete.
     pub fn of_words(words: &mut &[u64]) -> Option<Sums> {
         let mut next = || words.split_off_first().copied();
         let mut number = || next().map(f64::from_bits);
@@ -61,7 +61,7 @@ impl Sums {
         })
     }
 
-    /// Adds what another sum of the same head holds.
+    /// Adds another accumulator of the same head.
     pub fn merge(&mut self, other: &Sums) {
         self.scores.merge(&other.scores);
         self.positive.merge(&other.positive);
@@ -96,7 +96,7 @@ impl Default for Scores {
 }
 
 impl Scores {
-    /// Adds what another sum holds, by the formula for two samples.
+    /// Adds another accumulator, by the formula for two samples.
     pub fn merge(&mut self, other: &Scores) {
         if other.count == 0 {
             return;
