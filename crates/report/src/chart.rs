@@ -218,7 +218,8 @@ impl Chart {
     pub(crate) fn draw(&self, drawing: &mut Drawing, top: f64) {
         drawing.open("");
         layout::heading(drawing, top, &self.title, &self.y.label);
-        let (plot_top, width) = (top + layout::heading_height(&self.title, &self.y.label, drawing.width), layout::plot_width(drawing.width));
+        let (plot_top, width) =
+            (top + layout::heading_height(&self.title, &self.y.label, drawing.width), layout::plot_width(drawing.width));
         let tall = self.tall();
         let bottom = plot_top + tall;
         let mut places: Vec<(f64, f64)> = self.layers.iter().flat_map(Layer::places).collect();
@@ -294,10 +295,8 @@ impl Chart {
             }
         }
         let rows = |needed: &bool| if *needed { labels::FAR } else { labels::NEAR };
-        let sizes: Vec<(f64, f64, f64, usize)> = named
-            .iter()
-            .map(|(color, name, (x, y), needed)| (*x, *y, font::width(name, Face::Mark(*color)), rows(needed)))
-            .collect();
+        let sizes: Vec<(f64, f64, f64, usize)> =
+            named.iter().map(|(color, name, (x, y), needed)| (*x, *y, font::width(name, Face::Mark(*color)), rows(needed))).collect();
         let plot = Rectangle { left: LEFT, right: LEFT + frame.width, top: frame.bottom - frame.tall - 8.0, bottom: frame.bottom };
         let mut taken = Vec::new();
         for (((color, name, _, needed), (label, free)), size) in named.iter().zip(labels::place(&sizes, lines, plot)).zip(&sizes) {

@@ -7,11 +7,11 @@ use termwise_train::provenance;
 
 use super::declaration::{Declaration, FILE as CLAIMS_FILE};
 use super::interval::Numbers;
+use super::list::series;
 use super::mqar::SOLVED;
 use super::results::{ClaimOutcome, Outcome, Results, Run, Summary, TaskOutcome};
 use super::text::TOKENS as TEXT_TOKENS;
 use super::theorem::Theorem;
-use super::list::series;
 use super::{FILE, FORMAT, Id, LINEAR, Metric, SOFTMAX, Scale, Verdict};
 use super::{figures, text_page};
 use crate::{Error, separation};
@@ -378,8 +378,7 @@ fn rates(task: &TaskOutcome, runs: &[Run]) -> Option<Table> {
         true => "on other held-out documents",
         false => "on the held-out data of the comparison",
     };
-    let title =
-        format!("{}: choice of learning rates by {} of one run with another seed, {data}", task.task, task.metric.short());
+    let title = format!("{}: choice of learning rates by {} of one run with another seed, {data}", task.task, task.metric.short());
     let mut table = Table::new(title, columns.collect::<Vec<_>>());
     for outcome in &task.variants {
         let cell = |rate: &f64| {

@@ -158,9 +158,11 @@ fn family(name: &str) -> Family {
             let member = member.trim_start_matches("orders ").trim_start_matches("order ");
             if name.contains(", delta") { of("order n, delta rule", 4, member) } else { of("order n, no delta rule", 5, member) }
         }
-        _ if name.ends_with("DeltaNet") || name.contains("DeltaNet,") => {
-            of("DeltaNet", 6, &name.replace("Gated DeltaNet", "gated").trim_start_matches("DeltaNet").trim_start_matches([',', ' ']).to_owned())
-        }
+        _ if name.ends_with("DeltaNet") || name.contains("DeltaNet,") => of(
+            "DeltaNet",
+            6,
+            &name.replace("Gated DeltaNet", "gated").trim_start_matches("DeltaNet").trim_start_matches([',', ' ']).to_owned(),
+        ),
         _ => match highest_order(name) {
             Some(order) => {
                 let step = ORDERS.iter().position(|known| *known >= order).unwrap_or(ORDERS.len() - 1);
@@ -231,7 +233,9 @@ fn by_state(all: Vec<&VariantOutcome>, y: &str, x: &str) -> Option<(Chart, Strin
     let mut members: Vec<(Family, &VariantOutcome)> = shown.iter().map(|outcome| (family(&outcome.variant.name), *outcome)).collect();
     members.sort_by_key(|(family, _)| family.color);
     // The legend is in the order of families.
-    layers.extend(members.iter().map(|(family, _)| Layer::Points(Points { name: family.name.into(), color: family.color, points: Vec::new() })));
+    layers.extend(
+        members.iter().map(|(family, _)| Layer::Points(Points { name: family.name.into(), color: family.color, points: Vec::new() })),
+    );
     // Points of the front choose the places of their labels first.
     members.sort_by_key(|(_, outcome)| !front.iter().any(|other| other.variant.name == outcome.variant.name));
     for (family, outcome) in members {
@@ -252,9 +256,8 @@ fn by_state(all: Vec<&VariantOutcome>, y: &str, x: &str) -> Option<(Chart, Strin
 
 /// The first screen of MQAR.
 pub fn mqar_lead(results: &Results) -> Vec<Block> {
-    let mut blocks = vec![Block::Text(format!(
-        "{ABOUT_MQAR} A run has solved the task if its accuracy on the test examples is at least {SOLVED}."
-    ))];
+    let mut blocks =
+        vec![Block::Text(format!("{ABOUT_MQAR} A run has solved the task if its accuracy on the test examples is at least {SOLVED}."))];
     let Some(task) = of(results, Id::Mqar).and_then(|outcome| outcome.tasks.first()) else { return blocks };
     let seeds = |outcome: &&VariantOutcome| {
         let solved = outcome.numbers.iter().filter(|(_, error)| 1.0 - error >= SOLVED).count();
@@ -268,7 +271,8 @@ pub fn mqar_lead(results: &Results) -> Vec<Block> {
     if let Some((chart, sentences)) = by_state(shown, task.metric.name(), "recurrent state, or KV cache at the length of training") {
         let figure = Figure {
             title: format!("{}: wrong answers against bytes of state", task.task),
-            description: "One point per variant: bytes of recurrent state or KV cache, and mean share of wrong answers, in families.".into(),
+            description: "One point per variant: bytes of recurrent state or KV cache, and mean share of wrong answers, in families."
+                .into(),
             panels: vec![chart.into()],
         };
         blocks.insert(1, Block::Figure { name: "errors-by-state".into(), figure, caption: format!("{} {sentences}", spread(task)) });
@@ -447,7 +451,8 @@ pub fn sections(results: &Results) -> Vec<Section> {
         sections.push(Section { heading: "Loss per byte of state".into(), blocks });
     }
     if let Some(figure) = gaps(results) {
-        let caption = "Mean, minimum and maximum of the difference between runs of one seed; below 0 a variant is better than softmax.".into();
+        let caption =
+            "Mean, minimum and maximum of the difference between runs of one seed; below 0 a variant is better than softmax.".into();
         let blocks = vec![Block::Figure { name: "gap".into(), figure, caption }];
         sections.push(Section { heading: "When the gap appears".into(), blocks });
     }
@@ -480,8 +485,11 @@ mod tests {
         assert_eq!(members("DeltaNet"), BTreeSet::from(["DeltaNet", "Gated DeltaNet"]));
         assert!(members("order n, delta rule").contains("order 2") && members("order n, no delta rule").contains("orders 0..2"));
         let is_taylor = |family: &Family| family.name == "Taylor orders 0..p";
-        let colors: BTreeSet<(&str, usize)> =
-            families.iter().filter(|(_, family)| !is_taylor(family) && !["Norm", "Gate"].contains(&family.name)).map(|(_, family)| (family.name, family.color)).collect();
+        let colors: BTreeSet<(&str, usize)> = families
+            .iter()
+            .filter(|(_, family)| !is_taylor(family) && !["Norm", "Gate"].contains(&family.name))
+            .map(|(_, family)| (family.name, family.color))
+            .collect();
         let distinct: BTreeSet<usize> = colors.iter().map(|(_, color)| *color).collect();
         assert_eq!((colors.len(), distinct.len()), (8, 8), "{colors:?}");
         let ramp: Vec<usize> = ORDERS.iter().map(|&order| family(&series(order)).color).collect();

@@ -53,7 +53,12 @@ pub fn compute(id: Id, scale: Scale) -> Result<Option<Theorem>, Error> {
         Id::Separation => {
             let points = Sweep { draws, ..Sweep::theorem() }.run(&mut |_, _| ())?;
             let mut claims = vec![
-                bound(&points, Network::Softmax, "one layer of softmax attention distinguishes the two input families at every length", Side::Succeeds),
+                bound(
+                    &points,
+                    Network::Softmax,
+                    "one layer of softmax attention distinguishes the two input families at every length",
+                    Side::Succeeds,
+                ),
                 bound(&points, Network::Linear, "one layer of linear attention does not for long inputs", Side::Fails),
             ];
             claims.push(figures(&Reference::run(draws, 1)?));
@@ -125,7 +130,8 @@ fn figures(reference: &Reference) -> ClaimOutcome {
         count(separation::Verdict::Chance),
         separation::FEW
     );
-    let stated = "every reference value is within its interval, or within that of a small-sample simulation; a value outside contradicts the claim";
+    let stated =
+        "every reference value is within its interval, or within that of a small-sample simulation; a value outside contradicts the claim";
     decided("the reference figures of the reconstruction hold", stated.into(), verdict, note)
 }
 

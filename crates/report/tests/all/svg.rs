@@ -90,7 +90,9 @@ fn tick_labels_match_their_positions() {
 
 #[test]
 fn tick_labels_do_not_overlap() {
-    for (low, high, unit) in [(34_816.0, 2_097_152.0, Unit::Bytes), (8e3, 9e9, Unit::Bytes), (1.0, 123_456_789.0, Unit::Number), (0.999, 1.001, Unit::Number)] {
+    for (low, high, unit) in
+        [(34_816.0, 2_097_152.0, Unit::Bytes), (8e3, 9e9, Unit::Bytes), (1.0, 123_456_789.0, Unit::Number), (0.999, 1.001, Unit::Number)]
+    {
         for scale in [Scale::Log, Scale::Linear] {
             let chart = Chart {
                 title: "t".into(),
