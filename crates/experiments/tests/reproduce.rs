@@ -8,7 +8,7 @@ use termwise_experiments::Error;
 use termwise_experiments::reproduce::{
     self, Decision, Declared, Id, Method, Metric, Options, Results, Rule, Scale, Schedule, Side, Verdict, declare,
 };
-use termwise_report::Documented;
+use termwise_report::{Block, Documented, Layer};
 use termwise_train::eval::{Evaluation, Part};
 use termwise_train::metrics::{Line, METRICS};
 use termwise_train::sweep::{Control, Event, Job, Metrics, Outcome, Runner};
@@ -60,14 +60,14 @@ fn variances_are_not_pooled() {
 }
 
 #[test]
-fn what_seeds_share_does_not_hide_a_difference() {
+fn variance_shared_by_seeds_does_not_hide_a_difference() {
     // Seeds move both sides alike by 0.2, as much as the sides differ.
     let (a, b) = ([1.0, 1.1, 1.2], [1.2, 1.31, 1.39]);
     let paired = decide(&lower(), &[("a", &a), ("b", &b)]);
     let difference = paired.difference.expect("one");
     assert_eq!((paired.verdict, difference.method, difference.freedom), (Verdict::Reproduced, Method::Paired, 2.0));
     assert!(difference.half_interval < 0.03, "{difference:?}");
-    // The same numbers of other seeds: what seeds do is then part of the error.
+    // The same numbers of other seeds: variance between seeds is then part of the error.
     let welch = lower().decide(&|name| {
         let (first, numbers) = if name == "a" { (1, a) } else { (11, b) };
         Side { declared: 3, numbers: (first..).zip(numbers).collect(), failed: Vec::new() }
@@ -79,7 +79,7 @@ fn what_seeds_share_does_not_hide_a_difference() {
 
 #[test]
 fn a_difference_within_the_spread_never_counts() {
-    // Many seeds make the doubt small, and the spread stays.
+    // Many seeds make the interval small; the spread remains.
     let (a, b): (Vec<f64>, Vec<f64>) = (0..200).map(|i| (f64::from(i % 2), f64::from(i % 2) + 0.4)).unzip();
     let decision = decide(&lower(), &[("a", &a), ("b", &b)]);
     let difference = decision.difference.expect("one");
@@ -221,7 +221,7 @@ fn runs_differ_by_attention_and_seed_alone() {
     };
     let first = rest(&schedule.plan.jobs[0]);
     assert!(schedule.plan.jobs.iter().all(|job| rest(job) == first));
-    // A command that is broken off has something of every variant.
+    // An interrupted command has runs of every variant.
     let seeds: Vec<_> = schedule.plan.jobs.iter().map(|job| job.settings["seed"].as_integer()).collect();
     assert!(seeds.is_sorted());
 }
@@ -252,7 +252,7 @@ fn unknown_experiments_are_named() {
     assert_eq!(Id::parse(&[], Scale::Text).expect("all").len(), 9);
 }
 
-/// Ends every run at once with a loss that the attention decides, and counts runs.
+/// Finishes every run immediately with a loss that depends on the attention, and counts runs.
 struct MadeUp {
     ran: Mutex<Vec<String>>,
     /// Runs until the command is asked to stop.
@@ -278,8 +278,8 @@ impl Runner for MadeUp {
     }
 }
 
-/// Writes the metrics of a run: one evaluation before the last step, and one at it, whose loss may be not finite. The numbers of the record are others, by which
-/// nothing must be decided.
+/// Writes the metrics of a run: an evaluation before the last step, and one at the last step, whose loss may be not finite. The record has other
+/// numbers, which must not decide anything.
 fn finished(job: &Job, control: &Control, recall: Option<f64>) -> Outcome {
     let steps = job.settings["steps"].as_integer().expect("a number") as u64;
     let line = |step: u64, recall: Option<f64>| {
@@ -301,7 +301,7 @@ fn run(options: &Options, most: usize) -> Result<(Results, Vec<String>), Error> 
 }
 
 #[test]
-fn a_command_that_is_broken_off_goes_on_and_decides_by_what_is_there() {
+fn an_interrupted_command_resumes() {
     let folder = tempfile::tempdir().expect("a folder");
     let out = folder.path().join("results");
     let options = Options { ids: vec![Id::E1], out: out.clone(), threads: 1, ..Options::new(Scale::Minute) };
@@ -333,11 +333,44 @@ fn a_command_that_is_broken_off_goes_on_and_decides_by_what_is_there() {
         "correction within each experiment",
         "Rule: the 95 % interval of Norm − softmax must lie within ±10 % of linear ELU − softmax",
         "(paired by seed, t(3))",
+        // The chance level, the state and how the settings were chosen.
+        "uniform predictions have 3.47",
+        "linear ELU, ",
+        "were chosen so that the effect is visible",
         &second.runs[0].folder,
     ] {
         assert!(page.contains(text), "the page lacks {text}");
     }
     assert!(out.join("figures/e1-dots.svg").is_file() && out.join("tables/e1-table.csv").is_file());
+}
+
+#[test]
+fn an_interrupted_reproduction_has_no_verdicts_for_unfinished_claims() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let options = Options { ids: vec![Id::E4], out: folder.path().into(), threads: 1, ..Options::new(Scale::Minute) };
+    // The last run is seed 4 of orders 0..10.
+    let (results, ran) = run(&options, 31).unwrap_or_else(|error| panic!("{error}"));
+    assert_eq!((ran.len(), results.timing.finished, results.is_complete()), (31, 31, false));
+    let terminal = termwise_report::Terminal { width: 1000, ..Default::default() };
+    let printed = results.summary().to_terminal(&terminal);
+    let page = results.document().to_markdown();
+    let (mut open, mut decided) = (0, 0);
+    for (_, _, claim) in results.claims() {
+        let needs_it = claim.rule.as_ref().is_some_and(|rule| rule.sides().contains(&"orders 0..10"));
+        *(if needs_it { &mut open } else { &mut decided }) += 1;
+        assert_eq!(claim.decision.verdict == Verdict::Undecided, needs_it, "{}: {:?}", claim.text, claim.decision);
+        if !needs_it {
+            continue;
+        }
+        let unfinished = "1 of 4 runs of orders 0..10 have not finished";
+        assert_eq!(claim.decision, Decision { corrected: Some(Verdict::Undecided), ..Decision::undecided(unfinished.into()) });
+        let lines: Vec<&str> = page.lines().chain(printed.lines()).filter(|line| line.contains(&claim.text)).collect();
+        assert!(printed.contains(&claim.text) && lines.len() >= 3, "{page}");
+        for line in lines.iter().filter(|line| !line.contains("Rule: ")) {
+            assert!(line.contains("undecided") && line.contains(unfinished), "{line}");
+        }
+    }
+    assert_eq!((open, decided), (2, 4));
 }
 
 #[test]
@@ -391,13 +424,13 @@ fn a_claim_that_experiments_share_is_counted_once() {
             (Id::E3, "under the same norm exp is better than ReLU", &[Id::E5]),
         ]
     );
-    assert_eq!((results.claims().count(), results.distinct().len()), (19, 16));
-    assert_eq!(Verdict::ALL.map(|verdict| results.count(verdict)).iter().sum::<usize>(), 16);
-    assert_eq!(Verdict::ALL.map(|verdict| results.count_corrected(verdict)).iter().sum::<usize>(), 16);
+    assert_eq!((results.claims().count(), results.distinct().len()), (20, 17));
+    assert_eq!(Verdict::ALL.map(|verdict| results.count(verdict)).iter().sum::<usize>(), 17);
+    assert_eq!(Verdict::ALL.map(|verdict| results.count_corrected(verdict)).iter().sum::<usize>(), 17);
 }
 
 #[test]
-fn results_of_the_first_format_are_decided_anew() {
+fn results_of_the_first_format_are_decided_again() {
     let folder = tempfile::tempdir().expect("a folder");
     let options = Options { ids: vec![Id::E1], out: folder.path().into(), threads: 1, ..Options::new(Scale::Minute) };
     let (results, _) = run(&options, usize::MAX).unwrap_or_else(|error| panic!("{error}"));
@@ -437,7 +470,7 @@ fn tables_in_the_documentation_are_made_by_the_program() {
         assert!(made == there, "make it again: termwise report docs/results/{name}/results.json --markdown docs/results/{name}/results.md");
         results
     });
-    // Nothing is left open, and nothing was run that the program does not declare.
+    // All runs have finished, and the program declares all of them.
     assert!(second_half.is_complete());
     let ids: Vec<Id> = second_half.experiments.iter().map(|outcome| outcome.id).collect();
     let declared = declare(&Options { ids, ..Options::new(Scale::Laptop) }).unwrap_or_else(|error| panic!("{error}"));
@@ -463,7 +496,7 @@ fn tables_in_the_documentation_are_made_by_the_program() {
     assert_eq!((results.claims().count(), results.distinct().len()), (63, 57));
 }
 
-/// A loss that a variant has least of at a learning rate of its own. One rate is too high for one variant.
+/// A loss with a different optimal learning rate per variant. One rate is too high for one variant.
 struct Tuned(MadeUp);
 
 const TOO_HIGH: &str = "the loss is not finite";
@@ -497,15 +530,14 @@ fn each_variant_is_compared_at_its_own_learning_rate() {
     let run = |most: usize| {
         let runner = Tuned(MadeUp { ran: Mutex::default(), most });
         let results = reproduce::run(&options, &declared, &runner, &AtomicBool::new(false), &mut |plan, event| {
-            // What is told is told of the plan that it belongs to.
+            // Events refer to the plan that they come with.
             if let Event::Ended(index, record) = event {
                 assert_eq!(plan.jobs[*index].hash, record.hash);
             }
         });
         (results.unwrap_or_else(|error| panic!("{error}")), runner.0.ran.into_inner().expect("no run panics").len())
     };
-    // Broken off while rates are chosen: two variants have theirs, so that their three runs each are known; nothing is compared, and nobody says that
-    // it is done.
+    // Interrupted during tuning: two variants have a learning rate, so their three runs are known. No claim is decided, and the results are incomplete.
     let (first, ran) = run(4);
     assert_eq!((ran, first.runs.len(), first.is_complete()), (4, 10 + 2 * 3, false));
     assert!(first.claims().all(|(_, _, claim)| claim.decision.verdict == Verdict::Undecided));
@@ -525,10 +557,10 @@ fn each_variant_is_compared_at_its_own_learning_rate() {
     assert_eq!(verdicts, [Verdict::Reproduced, Verdict::Inconclusive, Verdict::Reproduced]);
     let page = results.document().to_markdown();
     for text in [
-        "how each learning rate was chosen, by loss on recall tokens with one run of another seed, on other held-out documents",
+        "choice of learning rates by loss on recall tokens of one run with another seed, on other held-out documents",
         "| lr 0.0016 |",
         "head_dim = 18",
-        "Known before: ",
+        "Known results: ",
     ] {
         assert!(page.contains(text), "the page lacks {text}: {page}");
     }
@@ -553,7 +585,7 @@ fn a_fixed_number_is_compared_with_the_whole_interval() {
     assert!(decide(&below, &[("a", &[0.01])]).note.contains("one seed of a"));
 }
 
-/// One seed of Norm ends as given; the others, and all of the other variants, finish.
+/// One seed of Norm has the given outcome; all other runs finish.
 struct OneSeed<F>(F);
 
 impl<F: Fn(&Job, &Control) -> Outcome + Sync> Runner for OneSeed<F> {
@@ -665,7 +697,7 @@ fn a_report_on_run_folders_shows_a_run_that_diverged() {
     assert!(row.contains("1.250") && row.contains("diverged") && !row.contains("1.500") && !row.contains("1.375"), "{row}");
 }
 
-/// Ends every run of an experiment on text at once with a loss that attention and seed decide.
+/// Finishes every run of an experiment on text immediately, with a loss that depends on attention and seed.
 struct OnText(Mutex<Vec<(bool, bool)>>);
 
 impl Runner for OnText {
@@ -691,7 +723,7 @@ impl Runner for OnText {
 }
 
 #[test]
-fn experiments_on_text_are_tuned_apart_and_finished_one_after_another() {
+fn experiments_on_text_are_tuned_separately_and_finished_in_order() {
     let folder = tempfile::tempdir().expect("a folder");
     let (data, tokens, out) = (vec!["corpus.txt".to_owned()], Some(30 * 64), folder.path().to_owned());
     let ids = vec![Id::Orders, Id::OrdersConv];
@@ -713,6 +745,13 @@ fn experiments_on_text_are_tuned_apart_and_finished_one_after_another() {
         assert!(page.contains(text), "the page lacks {text}");
     }
     assert!(folder.path().join("figures/loss-by-order.svg").is_file() && folder.path().join("figures/loss-by-order-conv.png").is_file());
+    assert!(folder.path().join("figures/column/loss-by-order.pdf").is_file());
+    // The first screen: two sentences and one figure.
+    let [Block::Text(answer), Block::Figure { name, figure, .. }, ..] = &results.document().lead[..] else { panic!("{page}") };
+    assert_eq!((answer.matches(". ").count(), name.as_str()), (1, "loss-by-order"), "{answer}");
+    let chart = figure.charts().next().expect("a chart");
+    let lines = chart.layers.iter().filter_map(|layer| if let Layer::Line(line) = layer { Some(&line.points) } else { None });
+    assert!(lines.flatten().any(|point| point.0 == 1.0), "order 1 is in the figure");
 }
 
 #[test]

@@ -1,10 +1,16 @@
 //! Charts: two axes and the layers drawn between them.
 
-use crate::draw::{Anchor, Drawing, Face, Look};
+use crate::draw::{Anchor, Drawing, Face, Look, Place};
 use crate::labels::{self, Label, Rectangle};
-use crate::layout::{self, LEADING, LEFT, PLOT_HEIGHT, PLOT_WIDTH};
+use crate::layout::{self, LEADING, LEFT, PLOT_HEIGHT};
 use crate::scale::{Domain, Scale, Unit};
 use crate::{font, rules};
+
+/// More labelled points than this need a taller plot.
+const CROWD: usize = 16;
+/// Maximum number of ticks of the horizontal axis, and minimum distance between their labels.
+const MOST_TICKS: usize = 8;
+const TICK_GAP: f64 = 10.0;
 
 /// A pair of axes with layers.
 #[derive(Clone, Debug, PartialEq)]
@@ -28,6 +34,8 @@ pub struct Axis {
     pub scale: Scale,
     /// The unit of the values.
     pub unit: Unit,
+    /// Positions of tick labels on a horizontal axis; empty for round values.
+    pub ticks: Vec<f64>,
 }
 
 /// A layer of a chart.
@@ -134,7 +142,12 @@ pub struct Rule {
 impl Axis {
     /// An axis.
     pub fn new(label: impl Into<String>, scale: Scale, unit: Unit) -> Axis {
-        Axis { label: label.into(), scale, unit }
+        Axis { label: label.into(), scale, unit, ticks: Vec::new() }
+    }
+
+    /// Places tick labels at these values.
+    pub fn at(self, ticks: impl Into<Vec<f64>>) -> Axis {
+        Axis { ticks: ticks.into(), ..self }
     }
 
     pub(crate) fn has_place(&self, value: f64) -> bool {
@@ -163,6 +176,9 @@ impl Point {
 
 /// Position of the plot area in the figure.
 pub struct Frame {
+    /// Width and height of the plot area.
+    pub width: f64,
+    pub tall: f64,
     pub x: Domain,
     pub y: Domain,
     pub bottom: f64,
@@ -170,31 +186,42 @@ pub struct Frame {
 
 impl Frame {
     pub fn place(&self, x: f64, y: f64) -> Option<(f64, f64)> {
-        Some((LEFT + self.x.place(x)? * PLOT_WIDTH, self.height(y)?))
+        Some((LEFT + self.x.place(x)? * self.width, self.height(y)?))
     }
 
     pub fn height(&self, y: f64) -> Option<f64> {
-        Some(self.bottom - self.y.place(y)? * PLOT_HEIGHT)
+        Some(self.bottom - self.y.place(y)? * self.tall)
     }
 
     /// Like `place`, but clamped to the plot area.
     pub fn clipped(&self, y: f64) -> f64 {
         let low = if y > 0.0 { 1.0 } else { 0.0 };
-        self.bottom - self.y.place(y).unwrap_or(low).clamp(0.0, 1.0) * PLOT_HEIGHT
+        self.bottom - self.y.place(y).unwrap_or(low).clamp(0.0, 1.0) * self.tall
     }
 }
 
 impl Chart {
-    pub(crate) fn height(&self) -> f64 {
+    pub(crate) fn height(&self, width: f64) -> f64 {
         let below = 24.0 + if self.x.label.is_empty() { 0.0 } else { LEADING } + 8.0;
-        layout::heading_height(&self.title, &self.y.label) + PLOT_HEIGHT + below
+        layout::heading_height(&self.title, &self.y.label, width) + self.tall() + below
+    }
+
+    /// Height of the plot area: larger if many points have labels.
+    fn tall(&self) -> f64 {
+        let named = self.layers.iter().map(|layer| match layer {
+            Layer::Points(points) => points.points.iter().filter(|point| !point.name.is_empty()).count(),
+            _ => 0,
+        });
+        if named.sum::<usize>() > CROWD { 1.7 * PLOT_HEIGHT } else { PLOT_HEIGHT }
     }
 
     pub(crate) fn draw(&self, drawing: &mut Drawing, top: f64) {
         drawing.open("");
         layout::heading(drawing, top, &self.title, &self.y.label);
-        let plot_top = top + layout::heading_height(&self.title, &self.y.label);
-        let bottom = plot_top + PLOT_HEIGHT;
+        let (plot_top, width) =
+            (top + layout::heading_height(&self.title, &self.y.label, drawing.width), layout::plot_width(drawing.width));
+        let tall = self.tall();
+        let bottom = plot_top + tall;
         let mut places: Vec<(f64, f64)> = self.layers.iter().flat_map(Layer::places).collect();
         places.retain(|&(x, y)| self.x.has_place(x) && self.y.has_place(y));
         let rules: Vec<&Rule> =
@@ -205,35 +232,55 @@ impl Chart {
         let y =
             x.and_then(|_| Domain::around(self.y.scale, places.iter().map(|place| place.1).chain(rules.iter().map(|rule| rule.y)), true));
         if let (Some(x), Some(y)) = (x, y) {
-            let frame = Frame { x, y, bottom };
+            let frame = Frame { width, tall, x, y, bottom };
             self.draw_axes(drawing, &frame);
             for layer in &self.layers {
                 layer.draw(drawing, self, &frame);
             }
-            self.draw_labels(drawing, &frame);
-            let taken = self.layers.iter().flat_map(|layer| layer.trace(&frame)).collect();
+            let mut taken: Vec<Place> = self.layers.iter().flat_map(|layer| layer.trace(&frame)).collect();
+            let across = rules.iter().filter_map(|rule| frame.height(rule.y));
+            taken.extend(across.flat_map(|y| rules::trace(&[(LEFT, y), (LEFT + width, y)])));
+            let labels = self.draw_labels(drawing, &frame, &taken);
+            taken.extend(labels);
             rules::draw_labels(drawing, &frame, &rules, taken);
         } else {
-            layout::nothing(drawing, LEFT + PLOT_WIDTH / 2.0, plot_top + PLOT_HEIGHT / 2.0);
+            layout::nothing(drawing, LEFT + width / 2.0, plot_top + tall / 2.0);
         }
-        drawing.segment(Look::Axis, (LEFT, bottom), (LEFT + PLOT_WIDTH, bottom));
-        layout::caption(drawing, LEFT + PLOT_WIDTH / 2.0, bottom + 40.0, &self.x.label);
+        drawing.segment(Look::Axis, (LEFT, bottom), (LEFT + width, bottom));
+        layout::caption(drawing, LEFT + width / 2.0, bottom + 40.0, &self.x.label);
         drawing.close();
     }
 
     fn draw_axes(&self, drawing: &mut Drawing, frame: &Frame) {
-        value_axis(drawing, &self.y, &frame.y, frame.bottom);
-        let ticks = frame.x.ticks(8);
-        let texts = self.x.unit.ticks(&ticks);
-        for (tick, text) in ticks.iter().zip(texts) {
-            let Some(x) = frame.x.place(*tick).map(|share| LEFT + share * PLOT_WIDTH) else { continue };
+        value_axis(drawing, &self.y, frame);
+        for (tick, text) in self.x_ticks(frame) {
+            let Some(x) = frame.x.place(tick).map(|share| LEFT + share * frame.width) else { continue };
             drawing.segment(Look::Axis, (x, frame.bottom), (x, frame.bottom + 5.0));
             drawing.text(Face::TickX, Anchor::Middle, (x, frame.bottom + 20.0), &text);
         }
     }
 
-    /// Labels of marks and points, above all layers and without overlap.
-    fn draw_labels(&self, drawing: &mut Drawing, frame: &Frame) {
+    /// Tick labels of the horizontal axis: as many as fit next to each other.
+    fn x_ticks(&self, frame: &Frame) -> Vec<(f64, String)> {
+        let labelled = |ticks: Vec<f64>| {
+            let texts = self.x.unit.ticks(&ticks);
+            ticks.into_iter().zip(texts).collect::<Vec<(f64, String)>>()
+        };
+        let fits = |ticks: &[(f64, String)]| {
+            let end = |(tick, text): &(f64, String), side: f64| {
+                Some(frame.x.place(*tick)? * frame.width + side * font::width(text, Face::TickX) / 2.0)
+            };
+            ticks.windows(2).all(|pair| end(&pair[0], 1.0).zip(end(&pair[1], -1.0)).is_none_or(|(left, right)| left + TICK_GAP <= right))
+        };
+        if !self.x.ticks.is_empty() {
+            return labelled(self.x.ticks.clone());
+        }
+        let choices = (2..=MOST_TICKS).rev().map(|most| labelled(frame.x.ticks(most)));
+        choices.clone().find(|ticks| fits(ticks)).or_else(|| choices.last()).unwrap_or_default()
+    }
+
+    /// Labels of marks and points, above all layers and without overlap. Returns sampled positions of the labels.
+    fn draw_labels(&self, drawing: &mut Drawing, frame: &Frame, lines: &[Place]) -> Vec<Place> {
         let mut named: Vec<(usize, &str, (f64, f64), bool)> = Vec::new();
         for layer in &self.layers {
             match layer {
@@ -247,24 +294,29 @@ impl Chart {
                 _ => {}
             }
         }
-        let sizes: Vec<(f64, f64, f64)> =
-            named.iter().map(|(color, name, (x, y), _)| (*x, *y, font::width(name, Face::Mark(*color)))).collect();
-        let plot = Rectangle { left: LEFT, right: LEFT + PLOT_WIDTH, top: frame.bottom - PLOT_HEIGHT - 8.0, bottom: frame.bottom };
-        for ((color, name, _, needed), (label, free)) in named.iter().zip(labels::place(&sizes, plot)) {
+        let rows = |needed: &bool| if *needed { labels::FAR } else { labels::NEAR };
+        let sizes: Vec<(f64, f64, f64, usize)> =
+            named.iter().map(|(color, name, (x, y), needed)| (*x, *y, font::width(name, Face::Mark(*color)), rows(needed))).collect();
+        let plot = Rectangle { left: LEFT, right: LEFT + frame.width, top: frame.bottom - frame.tall - 8.0, bottom: frame.bottom };
+        let mut taken = Vec::new();
+        for (((color, name, _, needed), (label, free)), size) in named.iter().zip(labels::place(&sizes, lines, plot)).zip(&sizes) {
             let Label { x, y, leftwards } = label;
             if !name.is_empty() && (*needed || free) {
                 drawing.text(Face::Mark(*color), if leftwards { Anchor::End } else { Anchor::Start }, (x, y), name);
+                let Rectangle { left, right, top, bottom } = label.room(size.2);
+                taken.extend([top, (top + bottom) / 2.0, bottom].into_iter().flat_map(|y| rules::trace(&[(left, y), (right, y)])));
             }
         }
+        taken
     }
 }
 
 /// Grid lines and tick labels of the vertical axis.
-pub fn value_axis(drawing: &mut Drawing, axis: &Axis, domain: &Domain, bottom: f64) {
-    let ticks = domain.ticks(7);
+pub fn value_axis(drawing: &mut Drawing, axis: &Axis, frame: &Frame) {
+    let ticks = frame.y.ticks(7);
     for (tick, text) in ticks.iter().zip(axis.unit.ticks(&ticks)) {
-        let Some(y) = domain.place(*tick).map(|share| bottom - share * PLOT_HEIGHT) else { continue };
-        drawing.segment(Look::Grid, (LEFT, y), (LEFT + PLOT_WIDTH, y));
+        let Some(y) = frame.height(*tick) else { continue };
+        drawing.segment(Look::Grid, (LEFT, y), (LEFT + frame.width, y));
         drawing.text(Face::TickY, Anchor::End, (LEFT - 8.0, y + 4.5), &text);
     }
 }

@@ -7,7 +7,7 @@ pub type Rgb = [u8; 3];
 pub const SERIES: usize = 9;
 
 /// Colours of the sequential ramp.
-pub const RAMP: usize = 6;
+pub const RAMP: usize = 7;
 
 /// Colour numbers from here on are steps of the ramp.
 pub const RAMP_START: usize = 900;
@@ -68,6 +68,7 @@ const LIGHT: Colours = Colours {
         hex(0xb25a00),
         hex(0xbf3b33),
         hex(0xae2a68),
+        hex(0x9a2a80),
         hex(0x832c93),
         hex(0x5130a3),
         hex(0x1d2378),
@@ -90,6 +91,7 @@ const DARK: Colours = Colours {
         hex(0xc2cf4e),
         hex(0xc65f8c),
         hex(0xe0706f),
+        hex(0xe87d62),
         hex(0xf08a55),
         hex(0xf6ab4c),
         hex(0xf8cc62),
@@ -98,6 +100,8 @@ const DARK: Colours = Colours {
 };
 
 impl Theme {
+    pub(crate) const ALL: [Theme; 2] = [Theme::Light, Theme::Dark];
+
     pub(crate) fn colours(self) -> &'static Colours {
         match self {
             Theme::Light => &LIGHT,
@@ -202,8 +206,8 @@ mod tests {
             }
         }
         let chosen = |of| (0..of).map(|step| index(ramp(step, of)) - SERIES).collect::<Vec<_>>();
-        assert_eq!((chosen(1), chosen(2), chosen(5)), (vec![0], vec![0, 5], vec![0, 1, 3, 4, 5]));
-        assert_eq!(chosen(20).last(), Some(&5));
+        assert_eq!((chosen(1), chosen(2), chosen(7)), (vec![0], vec![0, 6], vec![0, 1, 2, 3, 4, 5, 6]));
+        assert_eq!(chosen(20).last(), Some(&6));
         assert_eq!(index(10), 1, "other numbers repeat");
     }
 

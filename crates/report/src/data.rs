@@ -5,6 +5,7 @@ use serde::Serialize;
 use crate::chart::{Axis, Chart, Layer};
 use crate::dot_plot::DotPlot;
 use crate::figure::{Figure, Panel};
+use crate::layout::WIDTH;
 use crate::scale::{Scale, Unit};
 
 /// A figure. It has no panels if the script shows its static SVG.
@@ -31,6 +32,8 @@ struct AxisData<'a> {
     label: &'a str,
     log: bool,
     unit: &'static str,
+    #[serde(skip_serializing_if = "<[f64]>::is_empty")]
+    ticks: &'a [f64],
 }
 
 /// Values that are NaN or infinite become `null`.
@@ -86,7 +89,7 @@ impl<'a> FigureData<'a> {
         // Horizontal dot plots and heat maps are shown as static SVG.
         let panel = |panel: &'a Panel| match panel {
             Panel::Chart(chart) => Some(of_chart(chart)),
-            Panel::DotPlot(plot) if plot.in_columns() => Some(of_dot_plot(plot)),
+            Panel::DotPlot(plot) if plot.in_columns(WIDTH) => Some(of_dot_plot(plot)),
             _ => None,
         };
         FigureData { title: &figure.title, panels: figure.panels.iter().map(panel).collect() }
@@ -105,7 +108,7 @@ fn axis(axis: &Axis) -> AxisData<'_> {
         Unit::Seconds => "seconds",
         Unit::Percent => "percent",
     };
-    AxisData { label: &axis.label, log: axis.scale == Scale::Log, unit }
+    AxisData { label: &axis.label, log: axis.scale == Scale::Log, unit, ticks: &axis.ticks }
 }
 
 /// A line, its band and its runs form one series, matched by name.
@@ -192,7 +195,7 @@ fn of_dot_plot(plot: &DotPlot) -> PanelData<'_> {
     let rules = plot.rules.iter().map(|rule| RuleData { y: rule.y, label: &rule.label, color: rule.color });
     PanelData {
         title: &plot.title,
-        x: AxisData { label: &plot.label, log: false, unit: "number" },
+        x: AxisData { label: &plot.label, log: false, unit: "number", ticks: &[] },
         y: axis(&plot.value),
         categories: Some(&plot.categories),
         series: series.collect(),

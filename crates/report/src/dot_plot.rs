@@ -2,7 +2,7 @@
 
 use crate::chart::{self, Axis, Frame, Rule};
 use crate::draw::{Anchor, Drawing, Face, Look, Path};
-use crate::layout::{self, EDGE, LEADING, LEFT, PLOT_HEIGHT, PLOT_WIDTH, RIGHT, WIDTH};
+use crate::layout::{self, EDGE, LEADING, LEFT, PLOT_HEIGHT, RIGHT};
 use crate::scale::Domain;
 use crate::{draw, font, rules};
 
@@ -67,9 +67,9 @@ const ROW: f64 = 26.0;
 const CAP: f64 = 5.0;
 
 impl DotPlot {
-    pub(crate) fn in_columns(&self) -> bool {
+    pub(crate) fn in_columns(&self, width: f64) -> bool {
         // In an HTML report two figures share a row, so their columns are narrower than in the file.
-        let column = 0.75 * PLOT_WIDTH / self.categories.len().max(1) as f64;
+        let column = 0.75 * layout::plot_width(width) / self.categories.len().max(1) as f64;
         self.categories.iter().all(|name| font::width(name, Face::TickX) + 3.0 <= column)
     }
 
@@ -78,12 +78,12 @@ impl DotPlot {
         self.series.iter().flat_map(|steps| &steps.values).flatten().map(|estimate| estimate.mean)
     }
 
-    pub(crate) fn height(&self) -> f64 {
+    pub(crate) fn height(&self, width: f64) -> f64 {
         let below = |label: &str| 24.0 + if label.is_empty() { 0.0 } else { LEADING } + 8.0;
-        if self.in_columns() {
-            layout::heading_height(&self.title, &self.value.label) + PLOT_HEIGHT + below(&self.label)
+        if self.in_columns(width) {
+            layout::heading_height(&self.title, &self.value.label, width) + PLOT_HEIGHT + below(&self.label)
         } else {
-            layout::heading_height(&self.title, &self.label) + self.rows_height() + below(&self.value.label)
+            layout::heading_height(&self.title, &self.label, width) + self.rows_height() + below(&self.value.label)
         }
     }
 
@@ -99,7 +99,7 @@ impl DotPlot {
         let values: Vec<f64> = values.collect();
         let rules = self.rules.iter().map(|rule| rule.y).filter(|_| !values.is_empty());
         let domain = Domain::around(self.value.scale, values.iter().copied().chain(rules), true);
-        if self.in_columns() {
+        if self.in_columns(drawing.width) {
             self.draw_columns(drawing, top, domain);
         } else {
             self.draw_rows(drawing, top, domain);
@@ -109,11 +109,12 @@ impl DotPlot {
 
     fn draw_columns(&self, drawing: &mut Drawing, top: f64, domain: Option<Domain>) {
         layout::heading(drawing, top, &self.title, &self.value.label);
-        let bottom = top + layout::heading_height(&self.title, &self.value.label) + PLOT_HEIGHT;
-        let column = PLOT_WIDTH / self.categories.len().max(1) as f64;
+        let bottom = top + layout::heading_height(&self.title, &self.value.label, drawing.width) + PLOT_HEIGHT;
+        let width = layout::plot_width(drawing.width);
+        let column = width / self.categories.len().max(1) as f64;
         if let Some(y) = domain {
-            let frame = Frame { x: y, y, bottom };
-            chart::value_axis(drawing, &self.value, &y, bottom);
+            let frame = Frame { width, tall: PLOT_HEIGHT, x: y, y, bottom };
+            chart::value_axis(drawing, &self.value, &frame);
             self.rules.iter().for_each(|rule| rule.draw(drawing, &frame));
             let mut taken = Vec::new();
             self.each(column, |steps, color, name, place, estimate| {
@@ -128,25 +129,27 @@ impl DotPlot {
                     drawing.path(Look::Whisker(color), Path::segments(&caps), None);
                 }
             });
+            let across = self.rules.iter().filter_map(|rule| frame.height(rule.y));
+            taken.extend(across.flat_map(|y| rules::trace(&[(LEFT, y), (LEFT + width, y)])));
             rules::draw_labels(drawing, &frame, &self.rules.iter().collect::<Vec<_>>(), taken);
         } else {
-            layout::nothing(drawing, LEFT + PLOT_WIDTH / 2.0, bottom - PLOT_HEIGHT / 2.0);
+            layout::nothing(drawing, LEFT + width / 2.0, bottom - PLOT_HEIGHT / 2.0);
         }
-        drawing.segment(Look::Axis, (LEFT, bottom), (LEFT + PLOT_WIDTH, bottom));
+        drawing.segment(Look::Axis, (LEFT, bottom), (LEFT + width, bottom));
         for (i, name) in self.categories.iter().enumerate() {
             let x = LEFT + (i as f64 + 0.5) * column;
             drawing.text(Face::TickX, Anchor::Middle, (x, bottom + 20.0), name);
         }
-        layout::caption(drawing, LEFT + PLOT_WIDTH / 2.0, bottom + 40.0, &self.label);
+        layout::caption(drawing, LEFT + width / 2.0, bottom + 40.0, &self.label);
     }
 
     fn draw_rows(&self, drawing: &mut Drawing, top: f64, domain: Option<Domain>) {
         layout::heading(drawing, top, &self.title, &self.label);
-        let start = top + layout::heading_height(&self.title, &self.label);
+        let start = top + layout::heading_height(&self.title, &self.label, drawing.width);
         let bottom = start + self.rows_height();
         let first = bottom - ROW * self.categories.len() as f64;
         let left = layout::left_of(&self.categories);
-        let width = WIDTH - RIGHT - left;
+        let width = drawing.width - RIGHT - left;
         for (i, name) in self.categories.iter().enumerate() {
             layout::row_name(drawing, left, first + (i as f64 + 0.5) * ROW, name);
         }
@@ -163,7 +166,7 @@ impl DotPlot {
                 let Some(x) = place(rule.y) else { continue };
                 drawing.path(Look::Rule(rule.color), Path::segment((x, first - 4.0), (x, bottom)), Some(&rule.label));
                 let half = font::width(&rule.label, Face::Mark(rule.color)) / 2.0;
-                let middle = x.min(WIDTH - EDGE / 2.0 - half).max(EDGE + half);
+                let middle = x.min(drawing.width - EDGE / 2.0 - half).max(EDGE + half);
                 drawing.text(Face::Mark(rule.color), Anchor::Middle, (middle, first - 8.0), &rule.label);
             }
             self.each(ROW, |steps, color, name, offset, estimate| {

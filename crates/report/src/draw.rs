@@ -39,6 +39,17 @@ pub enum Anchor {
     End,
 }
 
+impl Anchor {
+    /// The share of the text's width to the left of its position.
+    pub fn share(self) -> f64 {
+        match self {
+            Anchor::Start => 0.0,
+            Anchor::Middle => 0.5,
+            Anchor::End => 1.0,
+        }
+    }
+}
+
 /// The style of a shape. Integers are colour indices of series.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Look {
@@ -162,10 +173,15 @@ impl Drawing {
     }
 }
 
-/// The marker of a series. Each colour has its own shape, so series are distinguishable without colour.
+/// The marker of a series. Each colour has its own shape, so series are distinguishable without colour; the steps of the ramp share a star.
 pub fn marker(drawing: &mut Drawing, color: usize, (x, y): Place, title: Option<&str>) {
     let polygon = |corners: &[Place]| Path::polygon(&corners.iter().map(|(a, b)| (x + a, y + b)).collect::<Vec<_>>());
-    let path = match crate::colour::index(color) % crate::colour::SERIES {
+    let star = |i: usize| {
+        let (sin, cos) = (i as f64 * std::f64::consts::PI / 5.0).sin_cos();
+        let radius = if i.is_multiple_of(2) { 7.0 } else { 3.2 };
+        (radius * sin, -radius * cos)
+    };
+    let path = match crate::colour::index(color) {
         0 => Path::circle((x, y), 4.5),
         1 => polygon(&[(-4.2, -4.2), (4.2, -4.2), (4.2, 4.2), (-4.2, 4.2)]),
         2 => polygon(&[(0.0, -5.6), (5.2, 3.9), (-5.2, 3.9)]),
@@ -174,6 +190,7 @@ pub fn marker(drawing: &mut Drawing, color: usize, (x, y): Place, title: Option<
         6 => polygon(&[(-5.2, -3.0), (0.0, -5.9), (5.2, -3.0), (5.2, 3.0), (0.0, 5.9), (-5.2, 3.0)]),
         7 => polygon(&[(-5.6, 0.0), (3.9, -5.2), (3.9, 5.2)]),
         8 => polygon(&[(5.6, 0.0), (-3.9, 5.2), (-3.9, -5.2)]),
+        crate::colour::SERIES.. => polygon(&(0..10).map(star).collect::<Vec<_>>()),
         _ => {
             let (a, b) = (1.9, 5.4);
             polygon(&[(-a, -b), (a, -b), (a, -a), (b, -a), (b, a), (a, a), (a, b), (-a, b), (-a, a), (-b, a), (-b, -a), (-a, -a)])

@@ -6,10 +6,10 @@ use crate::dot_plot::DotPlot;
 use crate::draw::{Anchor, Drawing, Face};
 use crate::font;
 use crate::heat::{HeatMap, Shade};
-use crate::layout::{EDGE, LEADING, WIDTH};
+use crate::layout::{COLUMN, COLUMN_POINTS, EDGE, LEADING, WIDTH};
 use crate::legend::Legend;
 use crate::scale::Scale;
-use crate::{png, style, svg};
+use crate::{pdf, png, style, svg};
 
 /// Panels under one title with a shared legend.
 #[derive(Clone, Debug, PartialEq)]
@@ -53,18 +53,18 @@ impl From<HeatMap> for Panel {
 }
 
 impl Panel {
-    fn height(&self) -> f64 {
+    fn height(&self, width: f64) -> f64 {
         match self {
-            Panel::Chart(chart) => chart.height(),
-            Panel::DotPlot(plot) => plot.height(),
-            Panel::HeatMap(map) => map.height(),
+            Panel::Chart(chart) => chart.height(width),
+            Panel::DotPlot(plot) => plot.height(width),
+            Panel::HeatMap(map) => map.height(width),
         }
     }
 
     /// The same panel on a log scale, if an interactive report shows it as static SVG and its values are nonnegative and span at least a factor of ten.
     fn in_log(&self) -> Option<Panel> {
         match self {
-            Panel::DotPlot(plot) if !plot.in_columns() && plot.value.scale == Scale::Linear && far_apart(plot.means()) => {
+            Panel::DotPlot(plot) if !plot.in_columns(WIDTH) && plot.value.scale == Scale::Linear && far_apart(plot.means()) => {
                 Some(DotPlot { value: Axis { scale: Scale::Log, ..plot.value.clone() }, ..plot.clone() }.into())
             }
             Panel::HeatMap(map) if map.shade == Shade::Linear && far_apart(map.values.iter().flatten().flatten().copied()) => {
@@ -111,12 +111,41 @@ impl Figure {
 
     /// The figure as a standalone SVG document that follows the reader's light or dark preference.
     pub fn to_svg(&self) -> String {
-        svg::document(&self.drawing(), &self.title, &self.description, Some(&style::sheet()))
+        svg::document(&self.drawing(WIDTH), (&self.title, &self.description), None, Some(&style::sheet(&Theme::ALL)))
     }
 
     /// The figure as SVG for an HTML page that includes [`style::sheet`].
     pub(crate) fn to_inline_svg(&self) -> String {
-        svg::document(&self.drawing(), &self.title, &self.description, None)
+        svg::document(&self.drawing(WIDTH), (&self.title, &self.description), None, None)
+    }
+
+    /// The figure as SVG for one column of a paper: 240 pt (3.33 in) wide, light, without a title.
+    pub fn to_column_svg(&self) -> String {
+        let names = (self.title.as_str(), self.description.as_str());
+        svg::document(&self.untitled().drawing(COLUMN), names, Some(COLUMN_POINTS), Some(&style::sheet(&[Theme::Light])))
+    }
+
+    /// The figure as a PDF page for one column of a paper, as [`Figure::to_column_svg`].
+    pub fn to_column_pdf(&self) -> Vec<u8> {
+        pdf::encode(&self.untitled().drawing(COLUMN), COLUMN_POINTS)
+    }
+
+    /// Without a title: the caption of a paper has it. The title of a single panel becomes the name of its values.
+    fn untitled(&self) -> Figure {
+        let mut figure = Figure { title: String::new(), ..self.clone() };
+        if let [panel] = &mut figure.panels[..] {
+            let (title, label) = match panel {
+                Panel::Chart(chart) => (&mut chart.title, &mut chart.y.label),
+                Panel::DotPlot(plot) => (&mut plot.title, &mut plot.value.label),
+                // The name of its colours.
+                Panel::HeatMap(_) => return figure,
+            };
+            let title = std::mem::take(title);
+            if label.is_empty() {
+                *label = title;
+            }
+        }
+        figure
     }
 
     /// The figure as a PNG file on white, with `scale` pixels per SVG pixel. The font is embedded in the program.
@@ -126,15 +155,15 @@ impl Figure {
 
     /// The figure as a PNG file in a theme. `scale` is clamped to 0.1 to 8, and the larger side to 16,384 pixels.
     pub fn to_png_in(&self, theme: Theme, scale: f64) -> Vec<u8> {
-        png::encode(&self.drawing(), theme, scale)
+        png::encode(&self.drawing(WIDTH), theme, scale)
     }
 
-    fn drawing(&self) -> Drawing {
-        let titles = font::wrap(&self.title, Face::Title, WIDTH - 2.0 * EDGE);
-        let legend = Legend::of(&self.panels);
-        let top = EDGE + LEADING * titles.len() as f64 + 6.0;
-        let height = top + legend.height() + self.panels.iter().map(Panel::height).sum::<f64>() + EDGE / 2.0;
-        let mut drawing = Drawing::new(WIDTH, height);
+    fn drawing(&self, width: f64) -> Drawing {
+        let titles = font::wrap(&self.title, Face::Title, width - 2.0 * EDGE);
+        let legend = Legend::of(&self.panels, width);
+        let top = if titles.is_empty() { EDGE / 3.0 } else { EDGE + LEADING * titles.len() as f64 + 6.0 };
+        let panels = self.panels.iter().map(|panel| panel.height(width)).sum::<f64>();
+        let mut drawing = Drawing::new(width, top + legend.height() + panels + EDGE / 2.0);
         for (i, line) in titles.iter().enumerate() {
             drawing.text(Face::Title, Anchor::Start, (EDGE, EDGE + 14.0 + LEADING * i as f64), line);
         }
@@ -142,7 +171,7 @@ impl Figure {
         let mut y = top + legend.height();
         for panel in &self.panels {
             panel.draw(&mut drawing, y);
-            y += panel.height();
+            y += panel.height(width);
         }
         drawing
     }

@@ -3,7 +3,7 @@
 // next to their mean. Drawn on canvas from the data of the report; the static SVG is kept for print.
 const Figures = (() => {
   // As in colour.rs: numbers from RAMP_START on are steps of a sequential ramp.
-  const SERIES = 9, RAMP = 6, RAMP_START = 900;
+  const SERIES = 9, RAMP = 7, RAMP_START = 900;
   const indexOf = (color) => (color >= RAMP_START ? SERIES + ((color - RAMP_START) % RAMP) : color % SERIES);
   // Lines of at most so many points have markers.
   const FEW = 16;
@@ -101,7 +101,7 @@ const Figures = (() => {
       if (spec.series.some((s) => s.runs?.length > 1)) button("Single runs", (b) => { this.single = !this.single; b.setAttribute("aria-pressed", String(this.single)); }, false);
       this.back = button("Whole range", () => { this.zoom = null; });
       this.legend = element("div", { class: "legend", role: "group", "aria-label": "Series: select one to isolate it" });
-      host.replaceChildren(this.legend, this.tools, element("div", { class: "plot" }, this.base, this.over, this.tip), this.say);
+      host.replaceChildren(element("div", { class: "head" }, this.legend, this.tools), element("div", { class: "plot" }, this.base, this.over, this.tip), this.say);
       this.listen();
       new ResizeObserver(() => this.draw()).observe(this.over.parentNode);
     }
@@ -203,7 +203,7 @@ const Figures = (() => {
       const room = (width - PAD.left - PAD.right) / Math.max(spec.categories?.length ?? 1, 1);
       const below = spec.categories
         ? spec.categories.map((name, i) => [i, name])
-        : ticks(domain.x0, domain.x1, spec.x.log, Math.max(2, Math.floor(width / 90))).map((tick) => [tick, format(spec.x.unit, tick, 4)]);
+        : (this.zoom || !spec.x.ticks ? ticks(domain.x0, domain.x1, spec.x.log, Math.max(2, Math.floor(width / 90))) : spec.x.ticks).map((tick) => [tick, format(spec.x.unit, tick, 4)]);
       for (const [at, text] of below) {
         const short = spec.categories && context.measureText(text).width > room ? `${text.slice(0, Math.max(2, Math.floor(room / 7)))}…` : text;
         context.fillText(short, X(at), HEIGHT - 8);

@@ -54,7 +54,8 @@ pub enum Error {
 const SCALE: f64 = 2.0;
 
 impl Document {
-    /// Writes `index.html` with links to `figures/NAME.svg`, `.png`, `.csv` and `.vl.json` (Vega-Lite), `tables/NAME.csv` and `summary.md` in the same directory.
+    /// Writes `index.html` with links to `figures/NAME.svg`, `.png`, `.csv` and `.vl.json` (Vega-Lite), `figures/column/NAME.svg` and `.pdf` for papers,
+    /// `tables/NAME.csv` and `summary.md` in the same directory.
     /// The HTML report works without them. Existing files of these names are replaced.
     ///
     /// Returns the path of the HTML report.
@@ -69,7 +70,10 @@ impl Document {
             match asset {
                 Asset::Figure(name, figure) => {
                     let folder = folder.join("figures");
-                    make(&folder)?;
+                    let column = folder.join("column");
+                    make(&column)?;
+                    write(&column.join(format!("{name}.svg")), figure.to_column_svg().as_bytes())?;
+                    write(&column.join(format!("{name}.pdf")), &figure.to_column_pdf())?;
                     write(&folder.join(format!("{name}.svg")), figure.to_svg().as_bytes())?;
                     write(&folder.join(format!("{name}.png")), &figure.to_png(SCALE))?;
                     write(&folder.join(format!("{name}.csv")), figure.to_csv().as_bytes())?;

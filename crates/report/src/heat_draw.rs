@@ -4,7 +4,7 @@ use crate::colour::{self, Rgb};
 use crate::draw::{Anchor, Drawing, Face, Look, Path};
 use crate::font;
 use crate::heat::{HeatMap, Names, Shade};
-use crate::layout::{self, LEADING, RIGHT, WIDTH};
+use crate::layout::{self, LEADING, RIGHT};
 use crate::scale::{Domain, Scale};
 
 /// Total height shared by the rows, and bounds of a row's height.
@@ -77,10 +77,10 @@ impl HeatMap {
         if Shades::of(self).is_some() { self.row_height() * self.size().0 as f64 } else { 60.0 }
     }
 
-    pub(crate) fn height(&self) -> f64 {
+    pub(crate) fn height(&self, width: f64) -> f64 {
         let names = 24.0 + if self.x.label.is_empty() { 0.0 } else { LEADING };
         let bar = if Shades::of(self).is_some() { 10.0 + BAR + 26.0 } else { 0.0 };
-        layout::heading_height(&self.title, &self.y.label) + self.plot_height() + names + bar + 8.0
+        layout::heading_height(&self.title, &self.y.label, width) + self.plot_height() + names + bar + 8.0
     }
 
     /// The value at a position, if any.
@@ -91,11 +91,11 @@ impl HeatMap {
     pub(crate) fn draw(&self, drawing: &mut Drawing, top: f64) {
         drawing.open("");
         layout::heading(drawing, top, &self.title, &self.y.label);
-        let start = top + layout::heading_height(&self.title, &self.y.label);
+        let start = top + layout::heading_height(&self.title, &self.y.label, drawing.width);
         let (rows, columns) = self.size();
         let names: Vec<String> = (0..rows).map(|i| self.y.get(i)).collect();
         let left = layout::left_of(&names);
-        let width = WIDTH - RIGHT - left;
+        let width = drawing.width - RIGHT - left;
         let bottom = start + self.plot_height();
         if let Some(shades) = Shades::of(self) {
             let cell = (width / columns.max(1) as f64, self.row_height());

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, HashSet};
 
 use serde::Serialize;
 
+use crate::colour::Theme;
 use crate::data::FigureData;
 use crate::document::{Block, Document, Section, Tone};
 use crate::embed;
@@ -66,7 +67,7 @@ impl<'a> Renderer<'a> {
         r.out += "<!DOCTYPE html>\n<html lang=\"en\"><head><meta charset=\"utf-8\"/>\n";
         r.out += "<meta name=\"viewport\" content=\"width=device-width,initial-scale=1\"/><meta name=\"color-scheme\" content=\"light dark\"/>\n";
         let script: &[&str] = if page.has_figures() { &[FIGURES] } else { &[] };
-        let sheet = style_sheet() + &style::sheet();
+        let sheet = style_sheet() + &style::sheet(&Theme::ALL);
         // Nothing is fetched and no other script runs, even if a string contains markup.
         r.out +=
             &format!("<meta http-equiv=\"Content-Security-Policy\" content=\"{}\"/>\n", embed::policy(script, &embed::hash(&sheet), false));
@@ -178,7 +179,10 @@ impl<'a> Renderer<'a> {
             self.out += &format!("<div class=\"in-log\" hidden=\"\">{}</div>", log.to_inline_svg());
         }
         let kinds = [("SVG", "svg"), ("PNG", "png"), ("CSV", "csv"), ("Vega-Lite", "vl.json")];
-        let files = kinds.map(|(name, ending)| (name.to_owned(), format!("figures/{file}.{ending}")));
+        let kinds = kinds.map(|(name, ending)| (name.to_owned(), format!("figures/{file}.{ending}")));
+        let column = [("one column: SVG", "svg"), ("PDF", "pdf")];
+        let column = column.map(|(name, ending)| (name.to_owned(), format!("figures/column/{file}.{ending}")));
+        let files: Vec<(String, String)> = kinds.into_iter().chain(column).collect();
         self.caption(caption, &files);
         self.out += "</figure>\n";
         self.figures.push((id, figure));

@@ -28,10 +28,18 @@ impl Layer {
     /// Sampled positions of the layer, used to keep labels away from it.
     pub(crate) fn trace(&self, frame: &Frame) -> Vec<Place> {
         let places: Vec<Option<Place>> = self.places().into_iter().map(|(x, y)| frame.place(x, y)).collect();
-        if let Layer::Line(_) = self {
-            places.split(Option::is_none).flat_map(|run| rules::trace(&run.iter().flatten().copied().collect::<Vec<_>>())).collect()
-        } else {
-            places.into_iter().flatten().collect()
+        match self {
+            Layer::Line(_) => {
+                places.split(Option::is_none).flat_map(|run| rules::trace(&run.iter().flatten().copied().collect::<Vec<_>>())).collect()
+            }
+            Layer::Points(points) => {
+                let bar = |point: &crate::Point| {
+                    let (low, high) = point.interval.unwrap_or((point.y, point.y));
+                    Some(rules::trace(&[frame.place(point.x, low)?, frame.place(point.x, high)?]))
+                };
+                points.points.iter().filter_map(bar).flatten().collect()
+            }
+            _ => places.into_iter().flatten().collect(),
         }
     }
 

@@ -3,43 +3,50 @@
 use crate::draw::{Anchor, Drawing, Face};
 use crate::font;
 
-/// A narrow phone shows this width at three quarters of its size.
+/// Width of a figure in a report. A narrow phone shows it at three quarters of its size.
 pub const WIDTH: f64 = 480.0;
+/// Width of a figure for one column of a paper, and the points of that column: text of 13 pixels has 7.8 points.
+pub const COLUMN: f64 = 400.0;
+pub const COLUMN_POINTS: f64 = 240.0;
 pub const LEFT: f64 = 66.0;
 pub const RIGHT: f64 = 22.0;
 pub const EDGE: f64 = 18.0;
-pub const PLOT_WIDTH: f64 = WIDTH - LEFT - RIGHT;
 pub const PLOT_HEIGHT: f64 = 200.0;
 /// Line height.
 pub const LEADING: f64 = 20.0;
 /// Maximum width of row names.
 const MOST_LEFT: f64 = 210.0;
 
+/// Width of the plot area in a figure of this width.
+pub fn plot_width(width: f64) -> f64 {
+    width - LEFT - RIGHT
+}
+
 /// Height of the title and label above a plot.
-pub fn heading_height(title: &str, label: &str) -> f64 {
-    14.0 + LEADING * (titles(title).len() + usize::from(!label.is_empty())) as f64
+pub fn heading_height(title: &str, label: &str, width: f64) -> f64 {
+    14.0 + LEADING * (titles(title, width).len() + usize::from(!label.is_empty())) as f64
 }
 
 /// The title and, below it, the label of the y axis.
 pub fn heading(drawing: &mut Drawing, top: f64, title: &str, label: &str) {
     let mut y = top + LEADING;
-    for line in titles(title) {
+    for line in titles(title, drawing.width) {
         drawing.text(Face::Heading, Anchor::Start, (EDGE, y), &line);
         y += LEADING;
     }
     if !label.is_empty() {
-        drawing.text(Face::Quiet, Anchor::Start, (EDGE, y), &font::fit(label, Face::Quiet, WIDTH - 2.0 * EDGE));
+        drawing.text(Face::Quiet, Anchor::Start, (EDGE, y), &font::fit(label, Face::Quiet, drawing.width - 2.0 * EDGE));
     }
 }
 
-fn titles(title: &str) -> Vec<String> {
-    font::wrap(title, Face::Heading, WIDTH - 2.0 * EDGE)
+fn titles(title: &str, width: f64) -> Vec<String> {
+    font::wrap(title, Face::Heading, width - 2.0 * EDGE)
 }
 
 /// The label below a horizontal axis, centred.
 pub fn caption(drawing: &mut Drawing, middle: f64, y: f64, label: &str) {
     if !label.is_empty() {
-        let text = font::fit(label, Face::Quiet, 2.0 * (middle - EDGE).min(WIDTH - EDGE - middle));
+        let text = font::fit(label, Face::Quiet, 2.0 * (middle - EDGE).min(drawing.width - EDGE - middle));
         drawing.text(Face::Quiet, Anchor::Middle, (middle, y), &text);
     }
 }

@@ -4,7 +4,7 @@ use crate::chart::Layer;
 use crate::draw::{self, Anchor, Drawing, Face, Look, Path};
 use crate::figure::Panel;
 use crate::font;
-use crate::layout::{EDGE, LEADING, WIDTH};
+use crate::layout::{EDGE, LEADING};
 
 /// Legend entries in rows.
 pub struct Legend<'a> {
@@ -25,7 +25,8 @@ const SAMPLE: f64 = 24.0;
 const INDENT: f64 = 32.0;
 
 impl<'a> Legend<'a> {
-    pub fn of(panels: &'a [Panel]) -> Legend<'a> {
+    /// For a figure of this width.
+    pub fn of(panels: &'a [Panel], width: f64) -> Legend<'a> {
         let mut legend = Legend { entries: Vec::new() };
         for panel in panels {
             match panel {
@@ -42,7 +43,7 @@ impl<'a> Legend<'a> {
                 Panel::HeatMap(_) => {}
             }
         }
-        legend.arrange();
+        legend.arrange(width);
         legend
     }
 
@@ -57,11 +58,11 @@ impl<'a> Legend<'a> {
         }
     }
 
-    fn arrange(&mut self) {
+    fn arrange(&mut self, available: f64) {
         let (mut x, mut row) = (EDGE, 0);
         for entry in &mut self.entries {
             let width = INDENT + font::width(entry.name, Face::Body);
-            if x + width > WIDTH - EDGE / 2.0 && x > EDGE {
+            if x + width > available - EDGE / 2.0 && x > EDGE {
                 (x, row) = (EDGE, row + 1);
             }
             (entry.x, entry.row) = (x, row);
@@ -82,7 +83,7 @@ impl<'a> Legend<'a> {
             if *marker {
                 draw::marker(drawing, *color, (x + SAMPLE / 2.0, y), None);
             }
-            let text = font::fit(name, Face::Body, WIDTH - EDGE - x - INDENT);
+            let text = font::fit(name, Face::Body, drawing.width - EDGE - x - INDENT);
             drawing.text(Face::Body, Anchor::Start, (x + INDENT, y + 4.5), &text);
         }
     }

@@ -79,6 +79,7 @@ mod legend;
 mod markdown;
 mod markup;
 mod number;
+mod pdf;
 mod png;
 mod result;
 mod rules;

@@ -80,13 +80,8 @@ impl Canvas {
     }
 
     fn text(&mut self, face: Face, anchor: Anchor, (x, y): Place, text: &str) {
-        let share = match anchor {
-            Anchor::Start => 0.0,
-            Anchor::Middle => 0.5,
-            Anchor::End => 1.0,
-        };
         let mut glyphs = Glyphs(PathBuilder::new());
-        font::outline(text, face, (x - share * font::width(text, face), y), &mut glyphs);
+        font::outline(text, face, (x - anchor.share() * font::width(text, face), y), &mut glyphs);
         let Some(path) = glyphs.0.finish() else { return };
         if face.has_halo() {
             let line = Stroke { width: HALO as f32, line_join: LineJoin::Round, ..Stroke::default() };

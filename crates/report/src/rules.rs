@@ -3,7 +3,7 @@
 use crate::chart::{Frame, Rule};
 use crate::draw::{Anchor, Drawing, Face, Look, Path, Place};
 use crate::font;
-use crate::layout::{LEFT, PLOT_HEIGHT, PLOT_WIDTH};
+use crate::layout::LEFT;
 
 /// Sampling distance along a line: less than a character.
 const FINE: f64 = 4.0;
@@ -25,28 +25,25 @@ pub fn trace(points: &[Place]) -> Vec<Place> {
 impl Rule {
     pub(crate) fn draw(&self, drawing: &mut Drawing, frame: &Frame) {
         if let Some(y) = frame.height(self.y) {
-            drawing.path(Look::Rule(self.color), Path::segment((LEFT, y), (LEFT + PLOT_WIDTH, y)), Some(&self.label));
+            drawing.path(Look::Rule(self.color), Path::segment((LEFT, y), (LEFT + frame.width, y)), Some(&self.label));
         }
     }
 }
 
-/// Labels of rules, each above or below its line at the position that covers the fewest drawn points.
+/// Labels of rules, each above or below its line at the position that covers the fewest of the taken places, which include the rules.
 pub fn draw_labels(drawing: &mut Drawing, frame: &Frame, rules: &[&Rule], mut taken: Vec<Place>) {
-    for y in rules.iter().filter_map(|rule| frame.height(rule.y)) {
-        taken.extend(trace(&[(LEFT, y), (LEFT + PLOT_WIDTH, y)]));
-    }
     for rule in rules {
         let Some(y) = frame.height(rule.y) else { continue };
         let face = Face::Mark(rule.color);
-        let text = font::fit(&rule.label, face, PLOT_WIDTH);
+        let text = font::fit(&rule.label, face, frame.width);
         let width = font::width(&text, face);
         let covered = |&(x, base): &Place| {
             let inside = |place: &&Place| place.0 > x - 4.0 && place.0 < x + width + 4.0 && place.1 > base - HEIGHT && place.1 < base + 4.0;
-            let outside = base > frame.bottom - 3.0 || base - HEIGHT < frame.bottom - PLOT_HEIGHT - 12.0;
+            let outside = base > frame.bottom - 3.0 || base - HEIGHT < frame.bottom - frame.tall - 12.0;
             taken.iter().filter(inside).count() + if outside { 1_000_000 } else { 0 }
         };
         // From right to left: most lines are flat at the right end.
-        let starts = (0..=8).map(|i| LEFT + (PLOT_WIDTH - width) * (1.0 - f64::from(i) / 8.0));
+        let starts = (0..=8).map(|i| LEFT + (frame.width - width) * (1.0 - f64::from(i) / 8.0));
         let places = starts.flat_map(|x| [(x, y - GAP), (x, y + GAP + HEIGHT - 2.0)]);
         // The first of equal candidates.
         let Some((x, base)) = places.min_by_key(covered) else { continue };

@@ -84,14 +84,14 @@ impl Face {
     }
 }
 
-/// The style sheet of figures. Every rule applies only inside an element of the class `termwise`.
-pub fn sheet() -> String {
+/// The style sheet of figures in these themes. Every rule applies only inside an element of the class `termwise`.
+pub fn sheet(themes: &[Theme]) -> String {
     let mut css = String::from(
         "svg.termwise{max-width:100%;height:auto}\
          .termwise text{font-family:system-ui,-apple-system,\"Segoe UI\",Roboto,\"DejaVu Sans\",sans-serif}\
          .termwise .cells{shape-rendering:crispEdges}.termwise .blank{shape-rendering:auto}",
     );
-    for theme in [Theme::Light, Theme::Dark] {
+    for &theme in themes {
         let colours = theme.colours();
         let mut rules = format!(".termwise .background{{fill:{}}}", colour::code(colours.background));
         for (class, look) in looks() {

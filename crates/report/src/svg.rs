@@ -5,16 +5,18 @@ use std::fmt::{Display, Write};
 use crate::colour;
 use crate::draw::{Anchor, Drawing, Item, Look, Path, Step};
 
-/// A drawing with its title and description, with or without an inline style sheet.
-pub fn document(drawing: &Drawing, title: &str, description: &str, sheet: Option<&str>) -> String {
+/// A drawing with its title and description, with or without a width in points and an inline style sheet.
+pub fn document(drawing: &Drawing, (title, description): (&str, &str), points: Option<f64>, sheet: Option<&str>) -> String {
     let mut svg = Svg::default();
     let (width, height) = (Px(drawing.width), Px(drawing.height));
+    let size = |side: f64| points.map_or(Px(side).to_string(), |points| format!("{}pt", Px(side * points / drawing.width)));
+    let (shown_width, shown_height) = (size(drawing.width), size(drawing.height));
     let view = format!("0 0 {width} {height}");
     let mut attributes: Vec<(&'static str, &dyn Display)> = vec![("class", &"termwise")];
     if sheet.is_some() {
         attributes.push(("xmlns", &"http://www.w3.org/2000/svg"));
     }
-    attributes.extend([("width", &width as &dyn Display), ("height", &height), ("viewBox", &view), ("role", &"img")]);
+    attributes.extend([("width", &shown_width as &dyn Display), ("height", &shown_height), ("viewBox", &view), ("role", &"img")]);
     svg.open("svg", &attributes);
     svg.text("title", &[], title);
     svg.text("desc", &[], description);
@@ -148,7 +150,7 @@ impl Svg {
 }
 
 /// A coordinate, rounded to a hundredth of a pixel.
-struct Px(f64);
+pub struct Px(pub f64);
 
 impl Display for Px {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {

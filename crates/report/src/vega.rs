@@ -37,7 +37,8 @@ fn number(value: f64) -> Value {
 fn axis(axis: &Axis, field: &str) -> Value {
     let scale = if axis.scale == Scale::Log { json!({"type": "log"}) } else { json!({"type": "linear", "zero": false}) };
     let title = if axis.label.is_empty() { Value::Null } else { json!(axis.label) };
-    json!({"field": field, "type": "quantitative", "title": title, "scale": scale})
+    let ticks = if axis.ticks.is_empty() { json!({}) } else { json!({"values": axis.ticks}) };
+    json!({"field": field, "type": "quantitative", "title": title, "scale": scale, "axis": ticks})
 }
 
 /// Names and colours of series: a name has the same colour in all formats.

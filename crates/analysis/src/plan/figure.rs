@@ -48,9 +48,9 @@ impl Plan {
                 let t = even(column)?;
                 Some(Layer::Mark(Mark { x: t as f64, y: state(column, t as f64), label: thousands(t), color }))
             }));
-            let x = Axis { label: "context, tokens".into(), scale: Scale::Log, unit: Unit::Number };
+            let x = Axis::new("context, tokens", Scale::Log, Unit::Number);
             let label = if unit == Unit::Seconds { format!("on {}", machine.title) } else { String::new() };
-            Chart { title: title.into(), x, y: Axis { label, scale: Scale::Log, unit }, layers }
+            Chart { title: title.into(), x, y: Axis::new(label, Scale::Log, unit), layers }
         };
         let panels = [
             chart("Memory between tokens", Unit::Bytes, &cached, &kept, &|c| c.break_even.memory),

@@ -1,7 +1,7 @@
-//! A few rows of one head and all keys visible to them: scores, terms, entropy, and the output with the series truncated at every order.
+//! A block of rows of one head and their visible keys: scores, terms, entropy, and the output truncated at every order.
 //!
-//! Scores of the rows are kept as a whole, [rows, keys]: memory is linear in the length. Weights of all orders are computed for
-//! one tile of keys at a time and multiplied with its values in one product.
+//! All scores of the rows are stored, [rows, keys]: memory is linear in the length. Weights of all orders are computed for one tile of
+//! keys at a time and multiplied with its values in one product.
 
 use std::cell::Cell;
 use std::ops::Range;
@@ -15,21 +15,21 @@ use super::lanes::{LANES, Lane, exp, load, map, splat, sum, vectorized, zip, zip
 use super::series::{Cuts, Pairs, Sink};
 use super::sums::{Scores, Sums};
 
-/// Data shared by all rows of a head.
+/// Inputs shared by all rows of a head.
 pub struct Head<'a> {
     pub view: &'a View,
-    /// `None` if the kernel has no series.
+    /// `None` if the kernel has no Taylor series.
     pub cuts: Option<&'a Cuts>,
     /// Keys per tile, a multiple of [`LANES`].
     pub tile: usize,
 }
 
 thread_local! {
-    /// Reused buffers: allocating them per block costs more than short blocks.
+    /// Reused, because allocation would dominate short blocks.
     static SCRATCH: Cell<Scratch> = Cell::default();
 }
 
-/// Memory that blocks use one after the other.
+/// Buffers that blocks reuse.
 #[derive(Default)]
 struct Scratch {
     q: Vec<f64>,
@@ -50,16 +50,16 @@ pub struct NotFinite {
     pub key: usize,
 }
 
-/// Sums of one row over keys.
+/// Log scale and logarithmic sum of one row.
 #[derive(Clone, Copy, Default)]
 struct RowScale {
-    /// The maximum that the exponential subtracts.
+    /// Subtracted from exponents.
     rho: f64,
     /// Σ w·ln w, in the log scale ρ.
     logs: f64,
 }
 
-/// One block, as a value whose method is inlined for each instruction set.
+/// One block, as a value that is inlined per instruction set.
 struct Work<'a> {
     head: &'a Head<'a>,
     rows: &'a [usize],
@@ -75,7 +75,7 @@ impl pulp::NullaryFnOnce for Work<'_> {
     }
 }
 
-/// Whether a shift of all scores of a row cancels: exp divided by the sum of all weights.
+/// Whether a shift of all scores of a row cancels: exp divided by the sum of its weights, without floor, epsilon or sink.
 pub fn shift_cancels(view: &View) -> bool {
     let plain = matches!(&view.variant.denominator, Denominator::Sum(sum) if sum.floor.is_none() && sum.eps.is_none() && !sum.sink);
     matches!(view.variant.near.kernel, Kernel::Exp(_)) && plain
@@ -127,7 +127,7 @@ impl Head<'_> {
             Some(cuts) => {
                 self.cut(cuts, rows, reach, scratch, &mut sums);
                 if shift_cancels(self.view) {
-                    // A softmax does not depend on the mean score of a row; its series does.
+                    // Softmax is invariant to the mean score of a row; its truncated series is not.
                     for (row, &t) in rows.iter().enumerate() {
                         self.center(t, &mut scratch.scores[row * reach..][..=t]);
                     }
@@ -158,7 +158,7 @@ impl Head<'_> {
         powers.resize(ORDERS, splat(0.0));
         let (mut above, mut below) = (0, 0);
         let (hidden, x) = (self.view.hidden(t), &scores[row * reach..][..=t]);
-        // Both lists are written without a branch; the unwanted value is overwritten.
+        // Both lists are written without a branch; unused values are overwritten.
         for &x in x[..hidden.start].iter().chain(&x[hidden.end..]) {
             positive[above] = x;
             negative[below] = -x;
@@ -170,7 +170,7 @@ impl Head<'_> {
         sums.negative.add(&negative[..below], powers);
     }
 
-    /// Entropy of the weights of a kernel without a series, if none is negative.
+    /// Entropy of nonnegative weights of kernels without a Taylor series.
     #[inline(always)]
     fn plain_entropy(&self, rows: &[usize], reach: usize, scores: &[f64], sums: &mut Sums) {
         let View { variant, log_decay, .. } = self.view;
@@ -190,13 +190,13 @@ impl Head<'_> {
         }
     }
 
-    /// Weights of all orders, tile by tile, and their products with the values.
+    /// Weights of all orders, tile by tile, and their outputs.
     #[inline(always)]
     fn cut(&self, cuts: &Cuts, rows: &[usize], reach: usize, scratch: &mut Scratch, sums: &mut Sums) {
         let View { e, v, variant, .. } = self.view;
         let (tile, slots) = (self.tile, cuts.orders().len() + 1);
         let Scratch { scores, pairs, weights, products, z, .. } = scratch;
-        // Everything is overwritten before it is read.
+        // Old values are overwritten before they are read.
         weights.resize(slots * rows.len() * tile, 0.0);
         products.clear();
         products.resize(slots * rows.len() * e, 0.0);
@@ -227,7 +227,7 @@ impl Head<'_> {
                 sums.entropy.add(own.ln() - row_scale.logs / own, t + 1 - self.view.hidden(t).len());
             }
             let u = &mut products[at(slots - 1) * e..][..*e];
-            // If nothing cancels the log scale, it is removed before the row is finished.
+            // The log scale is removed first if the variant does not cancel it.
             let (scale, rho) = if variant.shifts() { (1.0, row_scale.rho) } else { (row_scale.rho.exp(), 0.0) };
             u.iter_mut().for_each(|u| *u *= scale);
             self.view.finish(variant, t, own * scale, rho, u, &mut whole);
@@ -304,13 +304,13 @@ impl Head<'_> {
     }
 }
 
-/// Receives the weights of one vector of keys: applies the decay and zeros keys beyond the row's end.
+/// Applies decay and mask to the weights of one vector of keys, and stores them.
 struct Put<'a, 'b> {
     scratch: &'a mut TileScratch<'b>,
     place: usize,
     /// Keys of the vector up to the row's own position.
     count: usize,
-    /// Those among them that are not visible.
+    /// Masked keys among them.
     hidden: Range<usize>,
     decay: Option<Lane>,
     /// The slot of the full kernel, if its w·ln w is needed.
@@ -334,7 +334,7 @@ impl Sink for Put<'_, '_> {
     }
 }
 
-/// The first `count` values except the hidden ones; zeros elsewhere.
+/// The first `count` values without the masked ones; zeros elsewhere.
 #[inline(always)]
 fn seen(w: Lane, count: usize, hidden: &Range<usize>) -> Lane {
     let mut out = w;
@@ -365,7 +365,7 @@ impl TileScratch<'_> {
     }
 }
 
-/// Mean, spread and bounds of a row.
+/// Mean, sum of squared deviations and bounds of a row.
 #[inline(always)]
 fn describe(x: &[f64]) -> Scores {
     let (mut total, mut low, mut high) = (splat(0.0), splat(f64::INFINITY), splat(f64::NEG_INFINITY));

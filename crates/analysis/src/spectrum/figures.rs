@@ -1,4 +1,4 @@
-//! Figures, tables and the report of a spectrum.
+//! A spectrum as figures, tables and an HTML report.
 
 use termwise_report::{
     Axis, Band, Block, Cell, Chart, Document, Documented, Figure, HeatMap, Layer, Line, Names, Rule, Scale, Section, Shade, Table, Unit,
@@ -7,7 +7,7 @@ use termwise_report::{
 
 use super::{CutFacts, LayerSpectrum, Magnitudes, OverHeads, Spectrum, Terms, Timing};
 
-/// Magnitudes below this have the darkest color and are not in charts; order 0 has magnitude 1.
+/// Smaller magnitudes have the darkest colour and are not plotted; they are negligible relative to order 0, which is 1.
 const LEAST: f64 = 1e-6;
 
 fn capitalized(sentence: &str) -> String {
@@ -15,17 +15,22 @@ fn capitalized(sentence: &str) -> String {
     letters.next().map_or(String::new(), |first| first.to_uppercase().chain(letters).collect())
 }
 
+/// Errors below this are drawn there: 0.01 %.
+const LEAST_ERROR: f64 = 1e-4;
+/// Layers in the table of the summary, so the conclusion and the table fit on a screen.
+const SUMMARY_LAYERS: usize = 7;
+
 type Which = fn(&Terms) -> &Magnitudes;
 
-/// The three ways to count pairs, with their names.
+/// Three sets of pairs, with their names.
 const KINDS: [(&str, &str, Which); 3] = [
     ("all", "all scores (published metric)", |terms| &terms.all),
-    ("positive", "scores of zero and above", |terms| &terms.positive),
+    ("positive", "nonnegative scores", |terms| &terms.positive),
     ("negative", "negative scores", |terms| &terms.negative),
 ];
 
 impl Spectrum {
-    /// The order that each head needs for an error of 1 %, layer by head.
+    /// The order that each head needs for an error of 1 %, per layer and head.
     pub fn order_map(&self) -> HeatMap {
         let most = self.orders.last().copied().unwrap_or(0) as f64;
         let value = |layer: &LayerSpectrum, head: usize| Some(layer.heads.get(head)?.cut.as_ref()?.order_for.one_percent? as f64);
@@ -40,13 +45,13 @@ impl Spectrum {
         }
     }
 
-    /// log10 of the magnitude of each order, layer by order.
+    /// log10 of the magnitude, per layer and order.
     fn magnitude_map(&self, title: &str, which: Which) -> HeatMap {
         let row = |layer: &LayerSpectrum| layer.terms.as_ref().map_or(vec![None; super::ORDERS], |terms| which(terms).log10.clone());
         let values: Vec<Vec<Option<f64>>> = self.layers.iter().map(row).collect();
         let most = values.iter().flatten().flatten().copied().fold(f64::NEG_INFINITY, f64::max);
         HeatMap {
-            title: format!("log10 of the magnitude by order: {title}"),
+            title: format!("log10 of the term magnitude per order: {title}"),
             x: Names::count("order", super::ORDERS),
             y: Names::count("layer", self.layers.len()),
             values,
@@ -56,7 +61,7 @@ impl Spectrum {
         }
     }
 
-    /// Magnitude by order, one line per layer.
+    /// Magnitude against order, one line per layer.
     fn magnitude_chart(&self, title: &str, which: Which) -> Chart {
         let line = |layer: &LayerSpectrum| {
             let logs = &which(layer.terms.as_ref()?).log10;
@@ -66,16 +71,18 @@ impl Spectrum {
         Chart {
             title: format!("Magnitude of the terms: {title}"),
             x: Axis::new("order", Scale::Linear, Unit::Number),
-            // Logarithms on a linear axis: magnitudes of large scores exceed float64.
+            // Logarithms on a linear axis: magnitudes of large scores exceed the range of float64.
             y: Axis::new("log10 of the mean of |xⁿ/n!|", Scale::Linear, Unit::Number),
             layers: self.layers.iter().filter_map(line).collect(),
         }
     }
 
-    /// Error by order: one line for the median head of each layer, and a band over all heads of the model.
-    fn error_chart(&self) -> Chart {
+    /// The error of each order: one line for the median head of each layer, and a band over all heads of the model. Errors below [`LEAST_ERROR`] are drawn
+    /// there. `None` if no head has such errors.
+    fn error_chart(&self, title: &str, which: fn(&CutFacts) -> Option<&[Option<f64>]>) -> Option<Chart> {
         let errors = |layer: &LayerSpectrum, at: usize| -> Vec<f64> {
-            let mut errors: Vec<f64> = layer.heads.iter().filter_map(|head| head.cut.as_ref()?.error[at]).filter(|&x| x > 1e-12).collect();
+            let errors = layer.heads.iter().filter_map(|head| which(head.cut.as_ref()?)?.get(at).copied()?);
+            let mut errors: Vec<f64> = errors.map(|error| error.max(LEAST_ERROR)).collect();
             errors.sort_by(f64::total_cmp);
             errors
         };
@@ -95,12 +102,13 @@ impl Spectrum {
         for (bound, name) in [(0.1, "10 %"), (0.01, "1 %"), (0.001, "0.1 %")] {
             layers.push(Layer::Rule(Rule { y: bound, label: name.into(), color: 0 }));
         }
-        Chart {
-            title: "Error of the output of a truncated head: median head of each layer; band: all heads".into(),
+        let any = layers.iter().any(|layer| matches!(layer, Layer::Line(_)));
+        any.then(|| Chart {
+            title: title.into(),
             x: Axis::new("truncation order", Scale::Linear, Unit::Number),
             y: Axis::new("RMS(y_p − y) / RMS(y)", Scale::Log, Unit::Percent),
             layers,
-        }
+        })
     }
 
     /// Layers in groups of equal color, from the first to the last; the legend names the groups.
@@ -118,14 +126,28 @@ impl Spectrum {
 
     /// The orders needed by the heads of each layer.
     pub fn orders_table(&self) -> Table {
+        self.orders_of(&self.layers.iter().collect::<Vec<_>>(), "")
+    }
+
+    /// The same for at most so many layers, evenly spaced, with the first and the last.
+    fn brief_orders_table(&self, most: usize) -> Table {
+        let count = self.layers.len();
+        if count <= most {
+            return self.orders_table();
+        }
+        let layers: Vec<&LayerSpectrum> = (0..most).map(|i| &self.layers[i * (count - 1) / (most - 1)]).collect();
+        self.orders_of(&layers, &format!(" ({most} of {count} layers)"))
+    }
+
+    fn orders_of(&self, layers: &[&LayerSpectrum], which: &str) -> Table {
         let most = self.orders.last().copied().unwrap_or(0);
         let at_most = format!("at {most}");
         let columns = ["layer", "10 %", "worst", "1 %", "worst", "0.1 %", "worst", &at_most, "worst", "1 %, mean", "worst"];
         let caption = format!(
-            "Order that the median and the worst head need for an error of 10, 1 and 0.1 % of their output, their error at order {most}, and the order for 1 % with the series around the mean score of each row"
+            "Order that the median and the worst head need for an error of 10, 1 and 0.1 % of their output, their error at order {most}, and the order for 1 % with the series around the mean score of each row{which}"
         );
         let mut table = Table::new(caption, columns);
-        for layer in &self.layers {
+        for layer in layers {
             let mut row = vec![Cell::Number(layer.layer as f64, 0)];
             let order = |order: Option<usize>| order.map_or(Cell::text(format!("> {most}")), |order| Cell::Number(order as f64, 0));
             for over in layer.order_for().into_iter().flatten() {
@@ -174,7 +196,7 @@ impl Spectrum {
     pub fn conclusion(&self) -> String {
         let cuts: Vec<&CutFacts> = self.layers.iter().flat_map(|layer| &layer.heads).filter_map(|head| head.cut.as_ref()).collect();
         if cuts.is_empty() {
-            return "No head has a series that can be cut.".into();
+            return "No head has a Taylor series.".into();
         }
         let last = |error: &[Option<f64>]| error.last().copied().flatten().unwrap_or(f64::INFINITY);
         let around_zero = cuts.iter().map(|cut| (cut.order_for.one_percent, last(&cut.error))).collect();
@@ -204,14 +226,14 @@ impl Spectrum {
                 let mut errors: Vec<f64> = heads.iter().map(|(_, error)| *error).collect();
                 errors.sort_by(f64::total_cmp);
                 let median = errors[errors.len() / 2];
-                let median = if median.is_finite() { Unit::Percent.format(median) } else { "more than float64 holds".into() };
+                let median = if median.is_finite() { Unit::Percent.format(median) } else { "outside the range of float64".into() };
                 let who = if beyond == heads.len() { "no head reaches".into() } else { format!("{share} of the heads do not reach") };
                 format!("at order {most} the median head still has an error of {median}; {who} 1 % at any order up to {most}.")
             }
         })
     }
 
-    /// The amount of text and queries, in one sentence.
+    /// Number of tokens, windows and queries, in one sentence.
     pub fn scope(&self) -> String {
         let Spectrum { text, rows, .. } = self;
         let windows = counted(text.windows, "window");
@@ -235,7 +257,7 @@ impl Documented for Spectrum {
         };
         let name = &self.model.name;
         let maps = KINDS.map(|(short, title, which)| {
-            let about = "A heat map: layers from top to bottom, orders from left to right, log10 of the mean magnitude as color.";
+            let about = "Heat map: layers from top to bottom, orders from left to right; colour: log10 of the mean magnitude.";
             figure(
                 &format!("magnitude-map-{short}"),
                 format!("{name}: magnitude of terms"),
@@ -247,22 +269,29 @@ impl Documented for Spectrum {
         let magnitudes = figure(
             "magnitude",
             format!("{name}: magnitude of terms"),
-            "Three charts of the magnitude by order, one line per layer: all scores, scores ≥ 0, negative scores.",
+            "Three charts of the magnitude against the order, one line per layer: all scores, nonnegative scores, negative scores.",
             charts.to_vec(),
         );
         let error = figure(
             "error",
             format!("{name}: truncation error"),
-            "The relative error of the outputs of the heads by truncation order.",
-            vec![self.error_chart().into()],
+            "The relative error of the heads' outputs against the truncation order, for the series around 0 and around the mean score of each row.",
+            [
+                self.error_chart("Series around 0: median head of each layer; band: all heads", |cut| Some(&cut.error)),
+                self.error_chart("Series around the mean score of each row", |cut| Some(&cut.centered.as_ref()?.error)),
+            ]
+            .into_iter()
+            .flatten()
+            .map(Into::into)
+            .collect(),
         );
         let orders = figure(
             "order-map",
             format!("{name}: orders that heads need"),
-            "A heat map: layers from top to bottom, heads from left to right, the order for an error of 1 % as color.",
+            "Heat map: layers from top to bottom, heads from left to right; colour: the order for an error of 1 %.",
             vec![self.order_map().into()],
         );
-        let maps = Block::Details { summary: "Magnitudes as heat maps, layer by order".into(), blocks: maps.into() };
+        let maps = Block::Details { summary: "Term magnitudes by layer and order (heat maps)".into(), blocks: maps.into() };
         let reached = self.order_map().values.iter().flatten().any(Option::is_some);
         let figures = [Some(error), reached.then_some(orders)].into_iter().flatten();
         let lead = [Block::Text(self.conclusion())].into_iter().chain(figures).chain([self.facts()]).collect();
@@ -281,14 +310,14 @@ impl Documented for Spectrum {
 
     /// The conclusion, and the orders needed by the heads.
     fn summary(&self) -> Document {
-        let lead = vec![Block::Text(self.conclusion()), self.facts(), Block::table("layers", self.orders_table())];
+        let lead = vec![Block::Text(self.conclusion()), self.facts(), Block::table("layers", self.brief_orders_table(SUMMARY_LAYERS))];
         let scores = Section::new("Magnitude of terms", vec![Block::table("scores", self.scores_table())]);
         Document { title: format!("Term spectrum of {}", self.model.name), lead, sections: vec![scores] }
     }
 }
 
 impl Spectrum {
-    /// Model, text and sample.
+    /// Model, text, and number of tokens.
     fn facts(&self) -> Block {
         let model = &self.model;
         let kv = if model.kv_heads == model.heads { String::new() } else { format!(" over {}", counted(model.kv_heads, "KV head")) };
@@ -316,11 +345,11 @@ impl Spectrum {
     }
 }
 
-const CUT: &str = "The error is RMS(y_p − y)/RMS(y) over sampled rows and coordinates of a head, y_p its output with the series of its kernel \
-    truncated at order p, with its own denominator, gates, decay and norm. One head is truncated at a time; its inputs are those of the original model.";
+const CUT: &str = "The error is RMS(y_p − y)/RMS(y) over sampled rows and coordinates of a head, y_p its output with its kernel \
+    truncated at order p, and with its own denominator, gates, decay and norm. One head is truncated at a time; its inputs are those of the original model.";
 const MAGNITUDE: &str = "The magnitude of order n is the mean of |xⁿ/n!| over the visible pairs of a head, then over the heads of a layer. The \
-    published metric differs in two ways: order 1 is signed, and masked pairs are counted in the mean. It peaks at n ≈ |x|, so large negative scores, \
-    which have no effect in a softmax, inflate it. Scores of each sign are therefore also shown separately.";
+    published metric differs in two ways: it keeps the sign of order 1, and its mean includes masked pairs. It peaks at n ≈ |x|: large negative \
+    scores, which softmax ignores, inflate it, so both signs are shown separately.";
 
 #[cfg(test)]
 mod tests {
@@ -387,5 +416,14 @@ mod tests {
             assert!(none.contains(words), "{words}: {none}");
         }
         assert!(text(&[(None, Some(0.98))]).contains("98"), "the error at the highest order");
+        // A model with many layers: the table of the summary has some of them.
+        let mut deep = spectrum(&some);
+        deep.layers = (0..30).map(|layer| LayerSpectrum { layer, ..deep.layers[0].clone() }).collect();
+        let (brief, left_out) = deep.summary().to_terminal_brief(&termwise_report::Terminal { width: 100, ..Default::default() });
+        assert!(brief.contains("(7 of 30") && left_out > 0 && brief.lines().count() < 25, "{brief}");
+        for layer in ["\n    0  ", "\n   14  ", "\n   29  "] {
+            assert!(brief.contains(layer), "{layer:?}: {brief}");
+        }
+        assert_eq!(deep.orders_table().rows.len(), 30);
     }
 }

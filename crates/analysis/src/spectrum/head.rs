@@ -1,4 +1,4 @@
-//! One head: blocks of rows, their sums, and the result.
+//! One head: its rows in blocks, and its results.
 
 use std::f64::consts::LN_10;
 
@@ -13,11 +13,11 @@ use super::sums::Sums;
 use super::{ORDERS, Options};
 use crate::Error;
 
-/// The sums of a head so far.
+/// Accumulated statistics of a head.
 #[derive(Clone, Debug, Default)]
 pub struct Found {
     sums: Sums,
-    /// The variant with its learned coefficients.
+    /// Variant string with learned coefficients.
     attention: String,
     cuts: Option<Cuts>,
     /// Whether the series around the mean score of a row was measured.
@@ -28,7 +28,7 @@ impl Found {
     /// Adds a window.
     pub fn merge(&mut self, other: Found) {
         self.sums.merge(&other.sums);
-        // Other ranks send only sums; the rest is known from the windows of this rank.
+        // Another rank sends sums only; the rest is known from this rank's windows.
         if !other.attention.is_empty() {
             self.attention = other.attention;
             self.cuts = other.cuts;
@@ -36,25 +36,25 @@ impl Found {
         }
     }
 
-    /// Serializes the sums of a window for other ranks.
+    /// The sums of a window, as sent to other ranks.
     pub fn to_words(&self) -> Vec<u64> {
         self.sums.to_words()
     }
 
-    /// Deserializes one and advances; `None` if it is incomplete.
+    /// Reads the sums of a window and advances; `None` if they are incomplete.
     pub fn of_words(words: &mut &[u64]) -> Option<Found> {
         Some(Found { sums: Sums::of_words(words)?, ..Found::default() })
     }
 }
 
-/// The error of a head.
+/// Errors of a head.
 pub enum Failure {
     View(termwise_attention::Error),
     Scores(NotFinite),
 }
 
 impl Failure {
-    /// The error with its layer, head and window.
+    /// The error with layer, head and window.
     pub fn within(self, layer: usize, head: usize, window: usize) -> Error {
         match self {
             Failure::View(error) => error.into(),
@@ -63,7 +63,7 @@ impl Failure {
     }
 }
 
-/// Measures the rows of head `at.1` in batch row `at.0`.
+/// Measures the rows of head `at.1` of batch row `at.0`.
 pub fn look(
     layer: &Layer,
     inputs: &Inputs<f32>,
@@ -85,7 +85,7 @@ pub fn look(
     Ok(Found { sums, attention: view.variant.to_string(), cuts, centered })
 }
 
-/// The result of a layer from the sums of its heads.
+/// Results of a layer from the sums of its heads.
 pub fn conclude(layer: usize, heads: Vec<Found>, options: &Options) -> LayerSpectrum {
     let logs: Vec<Option<[Logs; 3]>> = heads.iter().map(Found::logs).collect();
     let over_heads = |which: usize| {
@@ -104,7 +104,7 @@ pub fn conclude(layer: usize, heads: Vec<Found>, options: &Options) -> LayerSpec
 type Logs = [f64; ORDERS];
 
 impl Found {
-    /// Magnitudes of all pairs, and of those with either sign.
+    /// For all pairs, and for those of each sign.
     fn logs(&self) -> Option<[Logs; 3]> {
         let cuts = self.cuts.as_ref()?;
         let Sums { positive, negative, .. } = &self.sums;
@@ -135,7 +135,7 @@ impl Found {
         }
     }
 
-    /// Orders from the degree of a polynomial upward are the polynomial itself.
+    /// From the degree of a polynomial on, truncation is exact.
     fn cut(&self, cuts: &Cuts, options: &Options) -> CutFacts {
         let Sums { shares, errors, centered_errors, outputs, rows, .. } = &self.sums;
         let index = |p: &usize| cuts.orders().iter().position(|own| own == p);

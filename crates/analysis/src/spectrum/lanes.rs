@@ -1,6 +1,6 @@
-//! Arrays of eight float64 values, which compile to vector instructions inside [`vectorized`].
+//! Vectors of eight float64 values: arrays, which compile to vector code inside [`vectorized`].
 //!
-//! Multiplications and additions are not fused, so every instruction set gives the same bits.
+//! Multiplications are not fused with additions, so every instruction set gives the same bits.
 
 /// Values per vector.
 pub const LANES: usize = 8;
@@ -65,7 +65,7 @@ pub fn load(x: &[f64], fill: f64) -> Lane {
     }
 }
 
-/// Runs work compiled for the widest available instruction set. Functions that it calls must be inlined to profit.
+/// Runs work compiled for the widest instruction set that this machine has. Callees must be inlined to benefit.
 pub fn vectorized<W: pulp::NullaryFnOnce>(work: W) -> W::Output {
     pulp::Arch::new().dispatch(work)
 }
@@ -90,7 +90,7 @@ const INVERSE_FACTORIALS: [f64; 14] = [
 /// ln 2 in two parts. The first has trailing zeros, so its multiples are exact.
 const LN_2_HIGH: f64 = 6.931_471_803_691_238e-1;
 const LN_2_LOW: f64 = 1.908_214_929_270_587_7e-10;
-/// Adding this rounds to an integer in the lowest bits.
+/// Adding this rounds to an integer, which is then in the lowest bits.
 const ROUND: f64 = 6_755_399_441_055_744.0;
 /// Below this e^x is no longer normal, and 0 here.
 const LEAST: f64 = -708.0;

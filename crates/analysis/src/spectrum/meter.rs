@@ -1,4 +1,4 @@
-//! Measures the heads of a model layer by layer during its forward pass.
+//! Measures the heads of a model layer by layer, for any caller that runs the model.
 
 use rayon::prelude::*;
 use termwise_attention::{Inputs, Layer, Shape};
@@ -8,12 +8,12 @@ use super::result::{ModelFacts, RowFacts, Spectrum, TextFacts};
 use super::{Options, check_options, sample};
 use crate::Error;
 
-/// Receives the attention inputs of each layer, batch by batch, and returns their spectrum.
+/// Accumulates the attention inputs of each layer over windows, and computes their spectrum.
 #[derive(Clone, Debug)]
 pub struct Meter {
     options: Options,
     heads: Vec<Vec<Found>>,
-    /// Sampled queries of each batch row.
+    /// Measured queries of each batch row.
     rows: Vec<Vec<usize>>,
     /// Number of windows before this batch.
     before: usize,
@@ -29,7 +29,7 @@ impl Meter {
         Ok(Meter { options, heads: Vec::new(), rows: Vec::new(), before: 0, text, sampled: 0 })
     }
 
-    /// Starts a batch with windows of these lengths in its first rows. The other rows are ignored.
+    /// Starts a batch: its first rows contain windows of these lengths. Further rows are not measured.
     pub fn begin(&mut self, lengths: &[usize]) {
         let Options { rows, seed, .. } = self.options;
         self.before = self.text.windows;
@@ -56,7 +56,7 @@ impl Meter {
         self.heads[layer][head].merge(found);
     }
 
-    /// The sums of a layer of this batch, by window and head.
+    /// Statistics of a layer for this batch, ordered by window, then head.
     pub(super) fn look(&self, layer: usize, attention: &Layer, shape: &Shape, inputs: &Inputs<f32>) -> Result<Vec<(usize, Found)>, Error> {
         let jobs: Vec<(usize, usize)> = (0..self.rows.len()).flat_map(|row| (0..shape.heads).map(move |head| (row, head))).collect();
         let look = |&(row, head): &(usize, usize)| look(attention, inputs, shape, (row, head), &self.rows[row], &self.options);
@@ -68,7 +68,7 @@ impl Meter {
         jobs.iter().zip(results).map(own).collect()
     }
 
-    /// The result.
+    /// The spectrum of all windows.
     pub fn finish(self, model: ModelFacts, data: Vec<String>) -> Spectrum {
         let Meter { options, heads, text, sampled, .. } = self;
         let layers = heads.into_iter().enumerate().map(|(layer, heads)| conclude(layer, heads, &options)).collect();

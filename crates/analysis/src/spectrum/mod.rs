@@ -1,17 +1,18 @@
-//! Magnitudes of the terms of the exponential series in a model, and the number of terms needed by its heads.
+//! Magnitudes of the terms of the exponential series in a trained model, and the Taylor orders that its heads need.
 //!
-//! With x the score of a pair, a query t and a key s ≤ t, over the sampled rows of each head:
+//! With x the score of a pair of a query t and a key s ≤ t, over the sampled rows of each head:
 //!
-//! - magnitude of order n: mean over visible pairs of |a_n·x^n/n!|, n = 0..99. This is the published metric with two differences:
-//!   absolute values at every order, and masked pairs are not counted. It peaks at n ≈ |x|, so large negative scores, which have no
-//!   effect in a softmax, inflate it. Therefore it is also reported separately over x ≥ 0 and x < 0. A layer has the mean over its heads;
+//! - magnitude of order n: mean over visible pairs of |a_n·x^n/n!|, n = 0..99. It differs from the published metric in two ways: absolute
+//!   values are taken at every order, and masked pairs are not counted. It peaks at n ≈ |x|, so large negative scores, which softmax ignores,
+//!   inflate it. It is therefore also given separately for x ≥ 0 and x < 0. A layer has the mean over its heads;
 //! - entropy: mean over rows of −Σ p ln p, p = M·w/Σ M·w, and the same divided by ln S_t;
 //! - share of order p: mean over rows of Σ_s M·w_p / Σ_s M·w, w_p(x) = Σ_{n≤p} a_n·x^n/n!;
-//! - error of order p: RMS(y_p − y)/RMS(y) over rows and coordinates, y_p the head's output with w_p in place of w, with its own
-//!   denominator, gates, decay and norm.
+//! - error of order p: RMS(y_p − y)/RMS(y) over rows and coordinates. y_p is the head's output with w_p in place of w, and with its own
+//!   denominator, gates, decay and norm. Where a shift of a row's scores cancels, the error is also measured for the series around the mean
+//!   score of the row, w_p(x − mean).
 //!
-//! Activations are those of the model's float32 forward pass; all later computation is in float64. Memory is linear in the length. Results are
-//! bit-identical for any number of threads and ranks.
+//! Activations are from the model's float32 forward pass; everything after is float64. Memory is linear in the length. On one instruction
+//! set results are bit-identical for any number of threads and ranks.
 
 mod block;
 mod figures;
@@ -49,17 +50,17 @@ const TOKENS_AT_ONCE: usize = 4096;
 pub struct Options {
     /// Even truncation orders, ascending, at most [`MAX_CUT`].
     pub orders: Vec<usize>,
-    /// Sampled rows.
+    /// The queries to measure.
     pub rows: RowChoice,
-    /// Seed of the sample.
+    /// Seed of the sampled queries.
     pub seed: u64,
-    /// Block sizes; results are the same up to rounding.
+    /// Tile sizes; results depend on them only by rounding.
     pub tiles: Tiles,
     /// Precision of linear layers and products of attention.
     pub precision: Precision,
 }
 
-/// Block sizes.
+/// Tile sizes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Tiles {
     /// Rows per block.
@@ -71,7 +72,7 @@ pub struct Tiles {
 impl Default for Options {
     /// Orders 0, 2, …, 32; 256 rows per window; the analysis then takes about as long as the forward pass at any length.
     fn default() -> Options {
-        // Weights of 18 orders, 16 rows and 128 keys take 300 KB, which fits into L2.
+        // Weights of 18 orders, 16 rows and 128 keys take 300 KB and fit into the L2 cache.
         let tiles = Tiles { rows: 16, keys: 128 };
         Options { orders: (0..=32).step_by(2).collect(), rows: RowChoice::Sampled(256), seed: 0, tiles, precision: Precision::F32 }
     }
@@ -80,13 +81,13 @@ impl Default for Options {
 /// Progress of a measurement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Progress {
-    /// Measured layers over all batches.
+    /// Completed layers, over all batches.
     pub done: u64,
-    /// Their total.
+    /// Number of layers, over all batches.
     pub of: u64,
 }
 
-/// The spectrum of a model on non-empty windows of tokens. The caller sets the names of model and data.
+/// The spectrum of a model on windows of tokens, none of them empty. The caller sets the names of model and data.
 pub fn measure(model: &Model, windows: &[Vec<u32>], options: &Options, progress: &mut dyn FnMut(Progress)) -> Result<Spectrum, Error> {
     measure_with(model, windows, options, &Alone, progress)
 }
@@ -118,7 +119,7 @@ pub fn measure_with(
     let (mut forward, mut failure, mut ids) = (0.0, None, vec![0; batch * length]);
     let (rank, ranks) = (collective.rank(), collective.size());
     let groups = windows.len().div_ceil(batch);
-    // The sums of this rank in a batch, in the order in which they are added.
+    // Statistics of this rank's batch, in the order in which they are added.
     let mut found: Vec<(usize, usize, Found)> = Vec::new();
     for (index, group) in windows.chunks(batch).enumerate() {
         if ranks > 1 && index % ranks != rank {
@@ -130,7 +131,7 @@ pub fn measure_with(
             continue;
         }
         ids.fill(0);
-        // Rows without a window have one position of padding and are ignored.
+        // Rows without a window contain one position of padding and are not measured.
         let mut lengths = vec![1; batch];
         for (row, window) in group.iter().enumerate() {
             ids[row * length..][..window.len()].copy_from_slice(window);
@@ -171,7 +172,7 @@ pub fn measure_with(
     Ok(Spectrum { timing: Some(Timing { forward, analysis: began.elapsed().as_secs_f64() - forward }), ..spectrum })
 }
 
-/// Adds the sums of all ranks, in the order of batches.
+/// Adds the statistics of one batch per rank, in the order of batches.
 fn exchange(collective: &dyn Collective, meter: &mut Meter, found: &mut Vec<(usize, usize, Found)>) -> Result<(), Error> {
     let own: Vec<u64> = found.iter().flat_map(|(layer, head, own)| [vec![*layer as u64, *head as u64], own.to_words()].concat()).collect();
     let mut own_found = std::mem::take(found).into_iter();
@@ -183,7 +184,7 @@ fn exchange(collective: &dyn Collective, meter: &mut Meter, found: &mut Vec<(usi
         let mut rest = &words[..];
         while let Some((&[layer, head], behind)) = rest.split_first_chunk() {
             rest = behind;
-            let found = Found::of_words(&mut rest).ok_or_else(|| Error::Sizes(format!("what rank {rank} has sent is not whole")))?;
+            let found = Found::of_words(&mut rest).ok_or_else(|| Error::Sizes(format!("the message of rank {rank} is incomplete")))?;
             meter.add(layer as usize, head as usize, found);
         }
     }
@@ -206,7 +207,7 @@ pub fn check_kernels(model: &Model) -> Result<(), Error> {
 
 fn check(windows: &[Vec<u32>], options: &Options) -> Result<(), Error> {
     if windows.is_empty() || windows.iter().any(Vec::is_empty) {
-        return Err(Error::Sizes("the text is empty: a spectrum needs at least one token".into()));
+        return Err(Error::Sizes("no text: a spectrum needs at least one token".into()));
     }
     check_options(options)
 }
@@ -214,10 +215,10 @@ fn check(windows: &[Vec<u32>], options: &Options) -> Result<(), Error> {
 fn check_options(options: &Options) -> Result<(), Error> {
     let Options { orders, rows, tiles, .. } = options;
     if !orders.is_sorted_by(|a, b| a < b) || orders.iter().any(|&p| p % 2 == 1 || p > MAX_CUT) {
-        return Err(Error::Sizes(format!("orders to cut at are even, ascend and end at {MAX_CUT} at most, found {orders:?}")));
+        return Err(Error::Sizes(format!("truncation orders must be even, ascending and at most {MAX_CUT}, found {orders:?}")));
     }
     if *rows == RowChoice::Sampled(0) || tiles.rows == 0 || tiles.keys == 0 {
-        return Err(Error::Sizes("rows to sample, rows of a block and keys of a tile must be at least 1".into()));
+        return Err(Error::Sizes("sampled queries, rows per block and keys per tile must be at least 1".into()));
     }
     Ok(())
 }

@@ -58,19 +58,19 @@ impl Powers {
         }
     }
 
-    /// Serializes the sums for other ranks.
+    /// The sums as sent to other ranks.
     pub fn to_words(&self) -> Vec<u64> {
         let front = [self.k as u32 as u64, self.count];
         front.into_iter().chain(self.sums.iter().map(|sum| sum.to_bits())).collect()
     }
 
-    /// Deserializes the sums and advances; `None` if they are incomplete.
+    /// Reads sums and advances; `None` if they are incomplete.
     pub fn of_words(words: &mut &[u64]) -> Option<Powers> {
         let own = words.split_off(..2 + ORDERS)?;
         Some(Powers { k: own[0] as u32 as i32, count: own[1], sums: own[2..].iter().map(|&word| f64::from_bits(word)).collect() })
     }
 
-    /// Adds another sum.
+    /// Adds another accumulator.
     pub fn merge(&mut self, other: &Powers) {
         let mut other = other.clone();
         self.raise(other.k);
@@ -79,7 +79,7 @@ impl Powers {
         self.sums.iter_mut().zip(&other.sums).for_each(|(own, other)| *own += other);
     }
 
-    /// ln of Σ |x|^n/n!; −∞ for zero.
+    /// ln of Σ |x|^n/n!, −∞ for zero.
     pub fn ln_sums(&self) -> Vec<f64> {
         let mut ln_factorial = 0.0;
         let scale = f64::from(self.k.max(MIN)) * std::f64::consts::LN_2;
@@ -103,7 +103,7 @@ impl Powers {
     }
 }
 
-/// Scores below 2^MIN are rounded to it: their powers are negligible.
+/// Scores below 2^MIN are rounded to it; their powers are negligible.
 const MIN: i32 = -1000;
 
 /// The smallest k with x ≤ 2^k, for positive x.

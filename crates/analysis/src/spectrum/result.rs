@@ -1,4 +1,4 @@
-//! The result, as written to `spectrum.json`.
+//! The results of a spectrum, as stored in `spectrum.json`.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -11,15 +11,15 @@ use serde::{Deserialize, Serialize};
 pub struct Spectrum {
     /// The model.
     pub model: ModelFacts,
-    /// The text.
+    /// The input text.
     pub text: TextFacts,
-    /// The sampled queries.
+    /// The measured queries.
     pub rows: RowFacts,
-    /// Even truncation orders p, ascending; `share` and `error` of a head have one value per order.
+    /// Even truncation orders p, ascending: `share` and `error` of a head have one value for each.
     pub orders: Vec<usize>,
-    /// The layers.
+    /// One entry per layer.
     pub layers: Vec<LayerSpectrum>,
-    /// Times, if requested.
+    /// Time of forward pass and analysis, if requested.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub timing: Option<Timing>,
 }
@@ -27,13 +27,13 @@ pub struct Spectrum {
 /// Sizes of a model.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct ModelFacts {
-    /// The name given by the user.
+    /// Short name.
     pub name: String,
     /// Parameters.
     pub parameters: u64,
     /// Query heads per layer.
     pub heads: usize,
-    /// Key-value heads per layer.
+    /// KV heads per layer.
     pub kv_heads: usize,
     /// Head dimension.
     pub head_dim: usize,
@@ -42,9 +42,9 @@ pub struct ModelFacts {
 /// The text of a spectrum.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct TextFacts {
-    /// The name given by the user.
+    /// Sources, as given by the user.
     pub data: Vec<String>,
-    /// Number of windows; each is a separate sequence.
+    /// Independent windows.
     pub windows: usize,
     /// Length of the longest window.
     pub length: usize,
@@ -55,7 +55,7 @@ pub struct TextFacts {
 /// The queries of a spectrum, the same in every head.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct RowFacts {
-    /// Sampled queries over all windows.
+    /// Measured queries, over all windows.
     pub sampled: u64,
     /// All queries.
     pub of: u64,
@@ -77,9 +77,9 @@ pub struct Timing {
 pub struct LayerSpectrum {
     /// Index, from 0.
     pub layer: usize,
-    /// The published metric: magnitudes averaged over the heads with a series; null if there is none.
+    /// The published metric: magnitudes averaged over the heads with a Taylor series. Null if no head has one.
     pub terms: Option<Terms>,
-    /// The heads.
+    /// One entry per head.
     pub heads: Vec<HeadSpectrum>,
 }
 
@@ -90,17 +90,17 @@ pub struct HeadSpectrum {
     pub head: usize,
     /// Its variant string.
     pub attention: String,
-    /// Number of pairs.
+    /// Measured pairs.
     pub pairs: u64,
-    /// Share of pairs with x ≥ 0; null if the kernel has no series.
+    /// Share of pairs with x ≥ 0; null if the kernel has no Taylor series.
     pub positive: Option<f64>,
     /// Statistics of the scores.
     pub scores: ScoreFacts,
     /// Entropy of the weights p = M·w/Σ M·w of a row; null if weights can be negative.
     pub entropy: Option<EntropyFacts>,
-    /// Magnitudes of the terms; null if the kernel has no series in x.
+    /// Magnitudes of the terms; null if the kernel has no Taylor series.
     pub terms: Option<Terms>,
-    /// Effect of truncation; null if the kernel has no series in x.
+    /// Errors of truncation; null if the kernel has no Taylor series.
     pub cut: Option<CutFacts>,
 }
 
@@ -140,36 +140,36 @@ pub struct Terms {
 /// Magnitudes by order.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Magnitudes {
-    /// log10 of the magnitude of each order; null for zero. Logarithms, because magnitudes of large scores exceed float64.
+    /// log10 of the magnitude of each order, null where it is zero. Magnitudes of large scores exceed the range of float64.
     pub log10: Vec<Option<f64>>,
-    /// The order with the largest magnitude, the lowest of equals. 99, the last computed order, means 99 or more. Null without pairs.
+    /// The order with the largest magnitude, the lowest of equals. 99, the last computed order, means 99 or more. Null if there are no pairs.
     pub dominant: Option<usize>,
 }
 
-/// A head with its series truncated at orders p: w_p(x) = Σ_{n≤p} a_n·x^n/n!.
+/// A head whose series is truncated at orders p: w_p(x) = Σ_{n≤p} a_n·x^n/n!.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct CutFacts {
-    /// Mean over rows of Σ_s M·w_p / Σ_s M·w with the decay M (1 without decay). Above 1 if negative scores are overweighted. Null beyond float64.
+    /// Mean over rows of Σ_s M·w_p / Σ_s M·w, M the decay factor, 1 without decay. Above 1 if negative scores get too much weight. Null outside the range of float64.
     pub share: Vec<Option<f64>>,
-    /// RMS(y_p − y)/RMS(y) over rows and coordinates, with the head's own denominator, gates, decay and norm. Null beyond float64.
+    /// RMS(y_p − y)/RMS(y) over rows and coordinates, with the head's own denominator, gates, decay and norm. Null outside the range of float64.
     pub error: Vec<Option<f64>>,
-    /// The lowest order within each error bound.
+    /// The lowest orders with small errors.
     pub order_for: OrderFor,
-    /// The same with the series around the mean score of each row; null if a shift of the scores changes the output.
+    /// The same for the series around the mean score of each row; null if a shift of the scores changes the output.
     #[serde(default)]
     pub centered: Option<CenteredCut>,
 }
 
-/// A head with its series around the mean score of each row truncated. A softmax does not depend on a shift of a row's scores; its series around 0 does.
+/// A head whose series around the mean score of each row is truncated. Softmax is invariant to a shift of a row's scores; its series around 0 is not.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct CenteredCut {
-    /// RMS(y_p − y)/RMS(y). Null beyond float64.
+    /// RMS(y_p − y)/RMS(y). Null outside the range of float64.
     pub error: Vec<Option<f64>>,
-    /// The lowest order within each error bound.
+    /// The lowest orders with small errors.
     pub order_for: OrderFor,
 }
 
-/// The lowest even order within an error bound; null if there is none.
+/// The lowest even order with an error of at most a bound, null if no measured order is enough.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct OrderFor {
     /// For an error of 10 %.
@@ -187,12 +187,12 @@ impl OrderFor {
     }
 }
 
-/// An order over the heads of a layer; null if no measured order is sufficient.
+/// An order over the heads of a layer; `None` if no measured order is enough.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OverHeads {
-    /// The median head, the upper of two middles.
+    /// Median head; of an even number, the upper middle.
     pub median: Option<usize>,
-    /// The head with the highest order.
+    /// The head that needs the highest order.
     pub worst: Option<usize>,
 }
 
@@ -207,22 +207,22 @@ impl OverHeads {
 }
 
 impl LayerSpectrum {
-    /// The orders for 10 %, 1 % and 0.1 % over the heads with a series; `None` if there is none.
+    /// The orders for 10 %, 1 % and 0.1 % over the heads with a Taylor series; `None` if there are none.
     pub fn order_for(&self) -> Option<[OverHeads; 3]> {
         let heads: Vec<[Option<usize>; 3]> = self.heads.iter().filter_map(|head| Some(head.cut.as_ref()?.order_for.all())).collect();
         (!heads.is_empty()).then(|| std::array::from_fn(|which| OverHeads::of(heads.iter().map(|head| head[which]).collect())))
     }
 
-    /// The order for 1 % with the series around the mean score of a row, over the heads that have it; `None` if there is none.
+    /// The order for 1 % with the series around the mean score of a row, over the heads that have it; `None` if there are none.
     pub fn centered_order(&self) -> Option<OverHeads> {
         let one = |head: &HeadSpectrum| Some(head.cut.as_ref()?.centered.as_ref()?.order_for.one_percent);
         let heads: Vec<Option<usize>> = self.heads.iter().filter_map(one).collect();
         (!heads.is_empty()).then(|| OverHeads::of(heads))
     }
 
-    /// The error at the highest order of the median and of the worst head with a series; `None` if there is none.
+    /// The error at the highest order of the median and of the worst head with a Taylor series; `None` if there are none.
     pub fn last_error(&self) -> Option<[f64; 2]> {
-        // Beyond float64 is worse than any value.
+        // A value outside the range of float64 is worse than any number.
         let last = |head: &HeadSpectrum| Some(head.cut.as_ref()?.error.last().copied()?.unwrap_or(f64::INFINITY));
         let mut errors: Vec<f64> = self.heads.iter().filter_map(last).collect();
         errors.sort_by(f64::total_cmp);

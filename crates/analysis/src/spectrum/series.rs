@@ -7,7 +7,7 @@
 //! w_p = e^x − (i_{p+2} + i_{p+4} + …)       for −p < x < 0: every i here is negative
 //! ```
 //!
-//! so terms of opposite sign are never added. The second sum ends when its remainder is below rounding. Given and learned coefficients have
+//! so terms of opposite sign are never added. The second sum ends where the remainder is below rounding. Given and learned coefficients have
 //! no such form; their terms are added in order.
 
 use termwise_attention::Kernel;
@@ -17,12 +17,12 @@ use super::lanes::{Lane, exp, map, splat, zip, zip_three};
 
 /// The highest truncation order.
 pub const MAX_CUT: usize = 100;
-/// Maximum number of added pairs of orders, including the tail.
+/// Maximum number of pairs of orders, including the tail.
 const MAX_STEPS: usize = 200;
 /// Above this score the plain sum loses less than a digit.
 const MILD: f64 = -1.0;
 
-/// A kernel with a series in the score.
+/// A kernel with a Taylor series in the score.
 #[derive(Clone, Debug, PartialEq)]
 enum Series {
     /// e^x
@@ -41,11 +41,11 @@ pub struct Cuts {
     orders: Vec<usize>,
     /// 1/n
     inverse: Vec<f64>,
-    /// Pairs to add for −x up to the index, for a remainder below rounding at every order.
+    /// Pairs to add for −x up to the index to make the remainder smaller than rounding at every order.
     steps: Vec<usize>,
 }
 
-/// Buffer that is reused between calls: the pairs i_p of one vector.
+/// Buffer that is reused across calls: the pairs i_p of one vector.
 #[derive(Clone, Debug)]
 pub struct Pairs(Vec<Lane>);
 
@@ -55,7 +55,7 @@ impl Default for Pairs {
     }
 }
 
-/// Receiver of weights. A trait, so its methods can be inlined for each instruction set.
+/// Destination of weights. A trait, so implementations can be inlined per instruction set.
 pub trait Sink {
     /// Weights of the order with this index.
     fn put(&mut self, index: usize, w: Lane);
@@ -87,7 +87,7 @@ impl Cuts {
         Some(Cuts { series, orders, inverse, steps: (0..=top).map(|x| steps(top, x)).collect() })
     }
 
-    /// Orders at which the series is truncated.
+    /// Orders at which truncation changes the kernel.
     pub fn orders(&self) -> &[usize] {
         &self.orders
     }
@@ -106,8 +106,7 @@ impl Cuts {
         self.series == Series::Exp
     }
 
-    /// Passes w_p(x) for each order, in order, then the full kernel under the next index, except e^x, which the
-    /// caller computes with its own shift.
+    /// Passes w_p(x) of each order, in order, then the full kernel with the next index. The caller computes e^x itself, with another log scale.
     #[inline(always)]
     pub fn values(&self, x: Lane, pairs: &mut Pairs, sink: &mut impl Sink) {
         match &self.series {
@@ -162,7 +161,7 @@ impl Cuts {
                 }
             }
         } else {
-            // From the top down: for a score in (−p, 0), the remainder of order p replaces its pair.
+            // From the top down: if a score is in (−p, 0), the remainder of order p replaces its pair.
             let mut rest = splat(0.0);
             for step in (1..=steps).rev() {
                 let (pair, p) = (pairs[step], (2 * step) as f64);
@@ -175,7 +174,7 @@ impl Cuts {
             for (step, &part) in pairs.iter().enumerate().take(top / 2 + 1).skip(1) {
                 let p = (2 * step) as f64;
                 let (less, more) = (zip(whole, part, |whole, rest| whole - rest), zip(w, part, |w, pair| w + pair));
-                // A score in the interval stays there for lower orders, so its sum is not read again.
+                // Once a score is inside the interval it remains inside, so its sum is not read again.
                 w = zip_three(x, less, more, |x, less, more| if is_inside(x, p) { less } else { more });
                 if self.orders.get(next) == Some(&(2 * step)) {
                     sink.put(next, w);
@@ -199,7 +198,7 @@ impl Cuts {
     }
 }
 
-/// Whether w_p(x) is computed as e^x minus the remainder.
+/// Whether w_p(x) is computed as e^x minus a remainder.
 #[inline(always)]
 fn is_inside(x: f64, p: f64) -> bool {
     x < 0.0 && -x < p
@@ -213,12 +212,12 @@ fn dense(taylor: &Taylor) -> Vec<f64> {
     terms
 }
 
-/// Pairs to add for scores down to −x, x ≤ `top`, such that the remainder is below rounding relative to e^x and to the remainder of order `top`.
+/// Pairs to add for scores down to −x, x ≤ `top`, to make the rest smaller than rounding of e^x and of the remainder of order `top`.
 fn steps(top: usize, x: usize) -> usize {
     let (x, mut ln_term) = (x.max(1) as f64, 0.0);
     let mut ln_kept = -x;
     for n in 1.. {
-        // |x|^n/n!, which bounds the rest of an alternating series whose terms shrink.
+        // |x|^n/n! bounds the remainder of an alternating series with decreasing terms.
         ln_term += (x / n as f64).ln();
         if n == top + 1 {
             // The remainder of order `top` is at least half of its first pair.

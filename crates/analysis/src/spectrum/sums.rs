@@ -1,4 +1,4 @@
-//! Sums over the sampled rows of a head. Partial sums are merged in a fixed order.
+//! Sums over the sampled rows of a head. Parts are merged in a fixed order.
 
 use super::powers::Powers;
 
@@ -6,7 +6,7 @@ use super::powers::Powers;
 #[derive(Clone, Debug, Default)]
 pub struct Sums {
     pub scores: Scores,
-    /// Powers of scores ≥ 0.
+    /// Powers of nonnegative scores.
     pub positive: Powers,
     /// Powers of the absolute values of negative scores.
     pub negative: Powers,
@@ -24,12 +24,12 @@ pub struct Sums {
 }
 
 impl Sums {
-    /// Zeros for this many orders.
+    /// Zeros for this number of orders.
     pub fn new(orders: usize) -> Sums {
         Sums { shares: vec![0.0; orders], errors: vec![0.0; orders], centered_errors: vec![0.0; orders], ..Sums::default() }
     }
 
-    /// Serializes the sums for other ranks.
+    /// The sums as sent to other ranks.
     pub fn to_words(&self) -> Vec<u64> {
         let Scores { count, mean, squares, min, max } = self.scores;
         let Entropy { nats, shares, rows, choices } = self.entropy;
@@ -40,7 +40,7 @@ impl Sums {
         words
     }
 
-    /// Deserializes the sums and advances; `None` if they are incomplete.
+    /// Reads sums and advances; `None` if they are incomplete.
     pub fn of_words(words: &mut &[u64]) -> Option<Sums> {
         let mut next = || words.split_off_first().copied();
         let mut number = || next().map(f64::from_bits);
@@ -61,7 +61,7 @@ impl Sums {
         })
     }
 
-    /// Adds other sums of the same head.
+    /// Adds another accumulator of the same head.
     pub fn merge(&mut self, other: &Sums) {
         self.scores.merge(&other.scores);
         self.positive.merge(&other.positive);
@@ -96,7 +96,7 @@ impl Default for Scores {
 }
 
 impl Scores {
-    /// Adds another sum, by the formula for two samples.
+    /// Adds another accumulator, by the formula for two samples.
     pub fn merge(&mut self, other: &Scores) {
         if other.count == 0 {
             return;

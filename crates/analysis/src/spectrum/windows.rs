@@ -1,4 +1,4 @@
-//! Windows of text and their sampled rows.
+//! Windows of text, and their measured queries.
 
 use termwise_data::{Rows, Source};
 
@@ -12,7 +12,7 @@ pub fn windows(source: &dyn Source, length: usize, tokens: u64) -> Result<Vec<Ve
         if found >= tokens || !source.held_out(index, 1, length, &mut rows)? {
             break;
         }
-        // A row that is shorter than the window ends with masked positions.
+        // A shorter row ends with masked positions.
         let asked = rows.labels.iter().rposition(|&label| label >= 0).map_or(0, |last| last + 1);
         let end = rows.lengths.first().map_or(asked, |&length| length.min(rows.time));
         if asked > 0 {
@@ -23,12 +23,12 @@ pub fn windows(source: &dyn Source, length: usize, tokens: u64) -> Result<Vec<Ve
     Ok(windows)
 }
 
-/// Selection of the rows of a window.
+/// The measured queries of a window.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RowChoice {
-    /// All rows.
+    /// All queries.
     All,
-    /// At most this many per window.
+    /// At most this number per window.
     Sampled(usize),
 }
 

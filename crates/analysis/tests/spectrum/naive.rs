@@ -18,6 +18,8 @@ struct Plain {
     errors: Vec<f64>,
     centered_errors: Vec<f64>,
     outputs: f64,
+    /// The largest relative change of an output when all scores of a row are shifted.
+    shifted: f64,
 }
 
 /// a_n, where the kernel is a series.
@@ -69,6 +71,12 @@ fn plain(view: &View, rows: &[usize], orders: &[usize], y: &dyn Fn(usize, usize)
                 (found - expected).abs() < 1e-3 * (1.0 + expected.abs()),
                 "{variant}, row {t}: the model has {found}, loops {expected}"
             );
+        }
+        let size = expected.iter().map(|y| y.abs()).fold(1e-30, f64::max);
+        for shift in [-3.0, 3.0] {
+            let (_, shifted) = attend(&|x: f64| whole(x + shift));
+            let change = shifted.iter().zip(&expected).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
+            into.shifted = into.shifted.max(change / size);
         }
         if x.iter().all(|&(_, x)| whole(x) >= 0.0) && z > 0.0 {
             let mut entropy = 0.0;
@@ -174,6 +182,9 @@ fn compare(found: &HeadSpectrum, plain: &Plain, variant: &Variant, orders: &[usi
             close(centered.error[at].expect("a number"), (plain.centered_errors[at] / plain.outputs).sqrt(), 1e-8, &name);
         }
     }
+    // The expansion around the mean score is measured where the weights are divided by their sum and a shift of the scores changes no output.
+    let divided = matches!(variant.denominator, termwise_attention::Denominator::Sum(_));
+    assert_eq!(cut.centered.is_some(), divided && plain.shifted < 1e-9, "{name}: a shift changes outputs by {}", plain.shifted);
     for (bound, order) in [0.1, 0.01, 0.001].into_iter().zip(cut.order_for.all()) {
         let good = |at: &usize| (plain.errors[*at] / plain.outputs).sqrt() <= bound;
         assert_eq!(order, (0..orders.len()).find(good).map(|at| orders[at]), "{name}, {bound}");
@@ -228,6 +239,26 @@ fn every_kind_of_attention_agrees_with_plain_loops() {
         let map = format!(r#"{{"default": "{attention}", "layers": {{"0": {{"heads": {{"3": "softmax"}}}}}}}}"#);
         let options = Options { orders: (0..=24).step_by(2).collect(), ..all_rows() };
         check(&map, 4, 0.25, &windows, &options);
+    }
+}
+
+/// A floor, an epsilon or a sink in the denominator makes outputs depend on a shift of the scores; the loops find that by shifting them.
+#[test]
+fn the_series_around_the_mean_score_needs_invariance_to_shifts() {
+    for (attention, expected) in [
+        ("softmax", true),
+        ("softmax window=5", true),
+        ("softmax_clamp_denom", false),
+        ("exp over=sum,eps=0.5", false),
+        ("exp over=sum,floor=0.5", false),
+        ("exp over=sum,sink", false),
+        ("norm", false),
+        ("taylor=0..4", false),
+    ] {
+        let options = Options { orders: vec![0, 2, 8], ..all_rows() };
+        let found = check(&quoted(attention), 2, 0.25, &texts(&[12, 7]), &options);
+        let cuts = found.layers.iter().flat_map(|layer| &layer.heads).filter_map(|head| head.cut.as_ref());
+        assert!(cuts.clone().count() > 0 && cuts.into_iter().all(|cut| cut.centered.is_some() == expected), "{attention}");
     }
 }
 

@@ -113,9 +113,9 @@ fn a_reproduction_runs_decides_claims_and_resumes() {
     let before = records(&out);
     assert_eq!(before.len(), 8);
     let again = json(&["reproduce", "e1", "e4", "--scale", "test", "--seeds", "2", "--out", &place, "--json"]);
-    assert_eq!((&again["timing"]["runs"], &again["timing"]["finished"]), (&18.into(), &18.into()));
+    assert_eq!((&again["timing"]["runs"], &again["timing"]["finished"]), (&20.into(), &20.into()));
     let after = records(&out);
-    assert!(after.len() == 18 && before.iter().all(|record| after.contains(record)), "finished runs were run again");
+    assert!(after.len() == 20 && before.iter().all(|record| after.contains(record)), "finished runs were run again");
 
     // As with other runs: seeds are grouped, and the page links to the runs.
     let report = folder.path().join("report");

@@ -36,7 +36,7 @@ impl Verdict {
     /// In the order in which they are counted.
     pub const ALL: [Verdict; 4] = [Verdict::Reproduced, Verdict::Inconclusive, Verdict::Contradicted, Verdict::Undecided];
 
-    /// As it is printed.
+    /// The printed name.
     pub fn name(self) -> &'static str {
         match self {
             Verdict::Reproduced => "reproduced",
@@ -47,11 +47,11 @@ impl Verdict {
     }
 }
 
-/// How numbers decide a claim. Sides are names of variants of the experiment.
+/// A rule that decides a claim from numbers. Sides are names of variants of the experiment.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 pub enum Rule {
-    /// The first is lower than the second. Reproduced where `high` − `low` counts, contradicted where `low` − `high` does.
+    /// The first is lower than the second. Reproduced if `high` − `low` counts, contradicted if `low` − `high` does.
     Lower {
         /// Expected to be lower.
         low: String,
@@ -75,7 +75,7 @@ pub enum Rule {
         /// The margin as a share of the gap.
         share: f64,
     },
-    /// One is below a fixed number. Reproduced where its whole interval is, contradicted where its whole interval is above.
+    /// One is below a fixed number. Reproduced if its whole interval is, contradicted if its whole interval is above.
     Below {
         /// The variant.
         one: String,
@@ -124,7 +124,7 @@ pub struct Side {
 }
 
 impl Side {
-    /// Why there is no verdict about this variant, if there is none.
+    /// The reason why this variant allows no verdict, if any.
     fn undecided(&self, name: &str) -> Option<String> {
         let open = self.declared.saturating_sub(self.numbers.len() + self.failed.len());
         let failed = self.failed.iter().map(|(seed, reason)| format!("seed {seed} of {name} failed ({reason})"));
@@ -139,17 +139,17 @@ impl Side {
     }
 }
 
-/// Something that the paper found, as a rule.
+/// A claim and the rule that decides it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Claim {
-    /// In words.
+    /// The claim.
     pub text: String,
-    /// How it is decided.
+    /// The rule.
     pub rule: Rule,
 }
 
 impl Rule {
-    /// The rule in words, with its numbers.
+    /// The rule in words, with its numbers. It is part of the hash of the claims.
     pub fn describe(&self) -> String {
         match self {
             Rule::Lower { low, high, least } => format!(
@@ -172,7 +172,7 @@ impl Rule {
         }
     }
 
-    /// The difference that decides, in words.
+    /// The difference that decides.
     pub fn compared(&self) -> String {
         match self {
             Rule::Lower { low, high, .. } => format!("{high} − {low}"),
@@ -181,7 +181,7 @@ impl Rule {
         }
     }
 
-    /// The variants that it needs.
+    /// The variants of the rule.
     pub fn sides(&self) -> Vec<&str> {
         match self {
             Rule::Lower { low, high, .. } => vec![low, high],
@@ -191,7 +191,7 @@ impl Rule {
         }
     }
 
-    /// Decides by the runs of each variant.
+    /// Decides the claim from the runs of each variant.
     pub fn decide(&self, side: &dyn Fn(&str) -> Side) -> Decision {
         let found: Vec<(&str, Side)> = self.sides().into_iter().map(|name| (name, side(name))).collect();
         let mut reasons: Vec<String> = found.iter().filter_map(|(name, side)| side.undecided(name)).collect();
@@ -265,19 +265,19 @@ pub struct Decision {
     /// The smallest level at which the difference would decide.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub p: Option<f64>,
-    /// Why there is no verdict, or the numbers of a claim that is decided by closed forms.
+    /// The reason why there is no verdict, or the numbers of a claim in closed form.
     pub note: String,
     /// The difference that decides: upper less lower, or one less the other.
     pub difference: Option<Difference>,
     /// The gap of which the margin is a share.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gap: Option<Difference>,
-    /// The number that it was compared with, in nats.
+    /// The bound of the difference, in nats.
     pub margin: Option<f64>,
 }
 
 impl Decision {
-    /// Without numbers.
+    /// A verdict without numbers.
     pub fn new(verdict: Verdict) -> Decision {
         Decision { verdict, corrected: None, p: None, note: String::new(), difference: None, gap: None, margin: None }
     }

@@ -14,7 +14,7 @@ use termwise_analysis::plan;
 
 use crate::Error;
 
-/// Every run of the schedule as it stands in the folder.
+/// Every run of the schedule, as stored in the folder.
 pub fn runs(schedule: &Schedule, states: &[State], folder: &Path) -> Result<Vec<Run>, Error> {
     schedule.plan.jobs.iter().zip(states).map(|(job, state)| run(job, state, folder)).collect()
 }
@@ -30,7 +30,7 @@ fn run(job: &Job, state: &State, folder: &Path) -> Result<Run, Error> {
     };
     let mut run = Run {
         hash: job.hash.clone(),
-        // Not the system's separator: the file is for pages and other machines.
+        // Not the system's separator, because reports and other machines read the path.
         folder: format!("runs/{}", job.hash),
         task: text(0),
         attention: job.settings.get("attention").and_then(toml::Value::as_str).unwrap_or_default().to_owned(),
@@ -47,7 +47,7 @@ fn run(job: &Job, state: &State, folder: &Path) -> Result<Run, Error> {
     };
     let (_, last) = read_metrics(&job.path(folder, ""), &mut run)?;
     if run.status == "finished" {
-        // The number that decides is that of the declared last step; an earlier evaluation never stands for it.
+        // The evaluation at the declared last step decides; an earlier one never replaces it.
         let steps = job.settings.get("steps").and_then(toml::Value::as_integer).unwrap_or(0).max(0) as u64;
         match last.at(steps) {
             Ok(evaluation) => run.held_out = Some(evaluation),
@@ -57,7 +57,7 @@ fn run(job: &Job, state: &State, folder: &Path) -> Result<Run, Error> {
     Ok(run)
 }
 
-/// Fills in the metrics in the folder of a run, if there are any; the last step and the last evaluation.
+/// Reads the metrics of a run's folder, if there are any. Returns the last step and the last evaluation.
 pub fn read_metrics(folder: &Path, run: &mut Run) -> Result<(u64, LastEvaluation), Error> {
     let lines = if folder.join(metrics::METRICS).is_file() { metrics::read(folder)? } else { Vec::new() };
     let last = lines.iter().fold(LastEvaluation::Missing, LastEvaluation::after);
@@ -77,7 +77,7 @@ pub fn read_metrics(folder: &Path, run: &mut Run) -> Result<(u64, LastEvaluation
     Ok((step, last))
 }
 
-/// One experiment by the runs that are finished; [`super::Results::decide`] decides its claims.
+/// The outcome of an experiment, from its finished runs. [`super::Results::decide`] decides its claims.
 pub fn outcome(index: usize, experiment: &Experiment, schedule: &Schedule, runs: &[Run]) -> Result<Outcome, Error> {
     let tasks = experiment.tasks.iter().enumerate().map(|(t, task)| {
         let variants = experiment.variants.iter().enumerate().map(|(v, variant)| {
@@ -122,7 +122,7 @@ fn variant_outcome(task: &Task, variant: &Variant, jobs: &[usize], schedule: &Sc
     })
 }
 
-/// What decoding keeps at the length of training. The vocabulary does not matter to it.
+/// Recurrent state or KV cache at the training length, which do not depend on the vocabulary.
 fn kept(job: &Job) -> Result<plan::Kept, Error> {
     let settings = termwise_train::Settings::from_toml(&job.settings.to_string(), "a run")?;
     Ok(plan::kept(&settings.config(settings.vocab.max(2))?, settings.length as u64))

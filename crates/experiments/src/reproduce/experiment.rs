@@ -1,4 +1,4 @@
-//! What an experiment is.
+//! Experiments, tasks, variants and metrics.
 
 use serde::{Deserialize, Serialize};
 use termwise_base::nearest;
@@ -22,7 +22,7 @@ pub enum Id {
     E3,
     /// Orders of the series.
     E4,
-    /// One part removed or exchanged.
+    /// Ablations: one part removed or replaced.
     E5,
     /// Terms inside trained models.
     E6,
@@ -30,13 +30,13 @@ pub enum Id {
     E7,
     /// The theorem that separates softmax from linear attention.
     Separation,
-    /// The order that the theorem's data need.
+    /// The Taylor order that the inputs of the theorem need.
     Bridge,
-    /// Orders, the write rule and decay on facts that are overwritten.
+    /// Orders, the delta rule and decay on overwritten facts.
     Overwrite,
-    /// The same on parity, at lengths beyond those of training.
+    /// The same on parity, beyond the training length.
     Parity,
-    /// Far keys in a state against a longer window.
+    /// A state of far keys against a longer window.
     Distance,
     /// On text: loss against the highest order.
     Orders,
@@ -87,7 +87,7 @@ impl Id {
         Id::Mqar,
     ];
 
-    /// Those that `all` stands for at this scale.
+    /// The experiments that `all` selects at this scale.
     pub fn of_scale(scale: Scale) -> Vec<Id> {
         let asked = |id: &Id| match scale {
             Scale::Text => text::is_text(*id),
@@ -97,7 +97,7 @@ impl Id {
         Id::ALL.into_iter().filter(asked).collect()
     }
 
-    /// As it is written on the command line.
+    /// The name on the command line.
     pub fn name(self) -> &'static str {
         match self {
             Id::E1 => "e1",
@@ -125,12 +125,12 @@ impl Id {
         }
     }
 
-    /// Whether it repeats what one of the two papers did; the others ask something new.
+    /// Whether the experiment is from one of the two papers.
     pub fn is_of_a_paper(self) -> bool {
         self <= Id::Bridge
     }
 
-    /// The experiments of these words, each once, in their order; `all`, or no word, stands for all of the scale.
+    /// The experiments with these names, each once and in order; `all` or an empty list selects all of the scale.
     ///
     /// # Errors
     /// If a word is not the name of an experiment.
@@ -157,34 +157,34 @@ impl Id {
     }
 }
 
-/// Something to be found out by training.
+/// An experiment that trains models.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Experiment {
-    /// Its name.
+    /// The name.
     pub id: Id,
-    /// What is asked.
+    /// The question.
     pub question: &'static str,
-    /// What the paper found, or what was known before.
+    /// The result of the paper, or what is known.
     pub paper: &'static str,
-    /// What is compared.
+    /// The compared variants.
     pub variants: Vec<Variant>,
-    /// What each is trained on; every claim is decided for each.
+    /// The tasks; every claim is decided on each.
     pub tasks: Vec<Task>,
-    /// What is to be decided.
+    /// The claims.
     pub claims: Vec<Claim>,
 }
 
-/// An attention under the name that claims and tables give it.
+/// An attention with its name in claims and tables.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Variant {
-    /// In claims and tables.
+    /// The name.
     pub name: String,
-    /// A preset or expression.
+    /// The variant string.
     pub attention: String,
-    /// Other settings of its own, such as heads that make states of one size.
+    /// Its own settings, such as a number of heads that makes states equally large.
     #[serde(default, skip_serializing_if = "Table::is_empty")]
     pub settings: Table,
-    /// Seeds, where they are fewer than those of the others: of a variant that no claim needs.
+    /// Number of seeds, if smaller than for the other variants because no claim needs this one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub seeds: Option<usize>,
 }
@@ -192,40 +192,40 @@ pub struct Variant {
 /// Data, sizes and recipe that all variants share.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Task {
-    /// In tables.
+    /// The name in tables.
     pub name: String,
-    /// Settings of every run but attention and seed.
+    /// The settings of every run, without attention and seed.
     pub base: Table,
-    /// Words that every attention gets, such as a short convolution.
+    /// Words added to every variant string, such as a short convolution.
     pub words: &'static str,
-    /// What is compared.
+    /// The compared metric.
     pub metric: Metric,
-    /// Learning rates of which each variant gets the one that is best for it with [`TUNING_SEED`], on other held-out documents than those of the
-    /// comparison; if empty, all have that of the base.
+    /// The grid from which each variant gets its best learning rate, with [`TUNING_SEED`] and on held-out documents that the comparison does not
+    /// use. If empty, all variants have the learning rate of the base.
     pub rates: Vec<f64>,
-    /// Settings of the runs that choose a learning rate, above the others: other held-out data, maybe fewer steps.
+    /// Settings that override the base in tuning runs: other held-out data, and possibly fewer steps.
     pub tuning: Table,
 }
 
-/// The seed of the runs that choose a learning rate. Those that are compared have others.
+/// The seed of tuning runs. The comparison uses other seeds.
 pub const TUNING_SEED: usize = 0;
 
-/// What runs are compared by; lower is better.
+/// The metric of a comparison; lower is better.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Metric {
-    /// Held-out loss on tokens that can only be recalled; the best possible is 0.
+    /// Held-out loss on recall tokens; the optimum is 0.
     Recall,
     /// Held-out loss on all tokens.
     Loss,
-    /// Held-out loss on positions beyond those that rows of training have.
+    /// Held-out loss beyond the training length.
     Beyond,
     /// Share of wrong answers.
     Error,
 }
 
 impl Metric {
-    /// Its name among the metrics of a run.
+    /// The key among the metrics of a run.
     pub fn key(self) -> &'static str {
         match self {
             Metric::Recall => "held_out.recall.loss",
@@ -235,27 +235,27 @@ impl Metric {
         }
     }
 
-    /// In words.
+    /// The name with its unit.
     pub fn name(self) -> &'static str {
         match self {
             Metric::Recall => "held-out loss on recall tokens, nats",
             Metric::Loss => "held-out loss, nats per token",
-            Metric::Beyond => "held-out loss beyond the length of training, nats per token",
+            Metric::Beyond => "held-out loss beyond the training length, nats per token",
             Metric::Error => "share of wrong answers",
         }
     }
 
-    /// In a few words, for titles of figures.
+    /// A short name, for titles of figures.
     pub fn short(self) -> &'static str {
         match self {
             Metric::Recall => "loss on recall tokens",
             Metric::Loss => "held-out loss",
-            Metric::Beyond => "loss beyond the length of training",
+            Metric::Beyond => "loss beyond the training length",
             Metric::Error => "wrong answers",
         }
     }
 
-    /// Of an evaluation.
+    /// The metric of an evaluation.
     pub fn of(self, found: &Evaluation) -> Option<f64> {
         match self {
             Metric::Recall => Some(found.recall?.loss),
@@ -267,7 +267,7 @@ impl Metric {
 }
 
 impl Task {
-    /// The attention of a variant here.
+    /// The variant string of a variant on this task.
     pub fn attention(&self, variant: &Variant) -> String {
         format!("{} {}", variant.attention, self.words).trim_end().to_owned()
     }

@@ -1,20 +1,20 @@
-//! Pictures of results.
+//! Figures of results.
 
 use std::collections::BTreeMap;
 
 use termwise_report::{Axis, Band, Chart, DotPlot, Estimate, Figure, Layer, Line, Point, Points, Rule, Runs, Scale, Steps, Unit, ramp};
 
-use super::list::series;
+use super::list::LINEAR;
 use super::results::{Results, Run, Summary, TaskOutcome, VariantOutcome};
 use super::{Metric, SOFTMAX};
 
-/// Colours of variants beside that of softmax.
+/// Colours of variants other than softmax.
 const COLOURS: usize = 8;
-/// More lines than this, dashed ones included, are a tangle.
+/// Maximum number of lines in a figure.
 const LINES: usize = 8;
 
-/// A colour for each variant, the same in all figures of a page: softmax has the first, orders of the series a sequential ramp, the others
-/// theirs in the order in which they come.
+/// A colour per variant, the same in all figures of a report. Softmax has the first colour, Taylor orders have a sequential ramp, and the other
+/// variants follow in order of appearance.
 #[derive(Clone, Debug, Default)]
 pub struct Colours {
     others: Vec<String>,
@@ -22,9 +22,9 @@ pub struct Colours {
     orders: Vec<String>,
 }
 
-/// The highest order of a truncated series by its name, as in `orders 0..4`.
-fn highest_order(name: &str) -> Option<usize> {
-    name.strip_prefix("orders ")?.rsplit("..").next()?.parse().ok()
+/// The highest order in the name of a truncated series, such as `orders 0..4`.
+pub fn highest_order(name: &str) -> Option<usize> {
+    name.strip_prefix("orders ")?.split([',', ' ']).next()?.rsplit("..").next()?.parse().ok()
 }
 
 impl Colours {
@@ -45,7 +45,7 @@ impl Colours {
         Colours::of(tasks.flat_map(|task| &task.variants).map(|outcome| outcome.variant.name.as_str()))
     }
 
-    /// The colour, and whether lines are dashed because the colours have begun anew.
+    /// The colour, and whether lines are dashed because colours repeat.
     fn get(&self, name: &str) -> (usize, bool) {
         let place = |list: &[String]| list.iter().position(|other| other == name);
         match (place(&self.orders), place(&self.others)) {
@@ -56,7 +56,7 @@ impl Colours {
     }
 }
 
-/// The metric by step, a band over seeds for each variant; none where there are too many variants or no evaluation.
+/// The metric by step, with a band over seeds for each variant; `None` if there are too many variants or no curves.
 pub fn curves(heading: &str, task: &TaskOutcome, runs: &[Run], colours: &Colours) -> Option<Figure> {
     if task.variants.len() > LINES {
         return None;
@@ -90,6 +90,10 @@ pub fn curves(heading: &str, task: &TaskOutcome, runs: &[Run], colours: &Colours
         bands.push(Layer::Band(Band { name: name.clone(), color, points: points.iter().filter_map(band).collect() }));
         lines.push(Layer::Line(Line { name, color, dashed, points: points.iter().map(|(step, s)| (*step, s.mean)).collect() }));
     }
+    // Files may have been stored without curves.
+    if lines.iter().all(|line| matches!(line, Layer::Line(line) if line.points.is_empty())) {
+        return None;
+    }
     bands.append(&mut lines);
     bands.append(&mut dots);
     let chart = Chart {
@@ -115,33 +119,36 @@ fn estimate(summary: Summary) -> Estimate {
     Estimate { mean: summary.mean, low: summary.least.unwrap_or(summary.mean), high: summary.greatest.unwrap_or(summary.mean) }
 }
 
-/// The metric at the end for every variant, softmax as a line to compare with.
+/// The metric at the end for every variant, with softmax as a line.
 pub fn dot_plot(heading: &str, task: &TaskOutcome, colours: &Colours) -> Option<Figure> {
+    Some(Figure {
+        title: format!("{heading}: {} at the end, {}", task.metric.short(), task.task),
+        description: sentence(task),
+        panels: vec![dot_plot_of(&task.variants, task.metric, colours)?.into()],
+    })
+}
+
+fn dot_plot_of(variants: &[VariantOutcome], metric: Metric, colours: &Colours) -> Option<DotPlot> {
     let compared = |outcome: &&VariantOutcome| outcome.variant.name != SOFTMAX && outcome.metric.is_some();
-    let steps: Vec<&VariantOutcome> = task.variants.iter().filter(compared).collect();
-    let softmax = task.variants.iter().find(|outcome| outcome.variant.name == SOFTMAX).and_then(|outcome| outcome.metric);
+    let steps: Vec<&VariantOutcome> = variants.iter().filter(compared).collect();
+    let softmax = variants.iter().find(|outcome| outcome.variant.name == SOFTMAX).and_then(|outcome| outcome.metric);
     if steps.is_empty() {
         return None;
     }
     let rule = softmax.map(|summary| Rule { y: summary.mean, label: SOFTMAX.into(), color: 0 });
-    let plot = DotPlot {
-        title: task.metric.name().into(),
+    Some(DotPlot {
+        title: metric.name().into(),
         label: String::new(),
         categories: steps.iter().map(|outcome| outcome.variant.name.clone()).collect(),
         value: Axis::new("", Scale::Linear, Unit::Number),
         series: vec![Steps { name: String::new(), color: 1, values: steps.iter().map(|outcome| outcome.metric.map(estimate)).collect() }],
         colors: steps.iter().map(|outcome| colours.get(&outcome.variant.name).0).collect(),
         rules: rule.into_iter().collect(),
-    };
-    Some(Figure {
-        title: format!("{heading}: {} at the end, {}", task.metric.short(), task.task),
-        description: sentence(task),
-        panels: vec![plot.into()],
     })
 }
 
-/// Every variant of the first task with recall tokens, once.
-fn recalling(results: &Results) -> Option<(&TaskOutcome, Vec<&VariantOutcome>)> {
+/// The first task with recall tokens, and every variant that was trained on it, once.
+pub fn recalling(results: &Results) -> Option<(&TaskOutcome, Vec<&VariantOutcome>)> {
     let mut tasks = results.experiments.iter().flat_map(|outcome| outcome.tasks.first()).filter(|task| task.metric == Metric::Recall);
     let first = tasks.next()?;
     let mut seen: Vec<&VariantOutcome> = first.variants.iter().collect();
@@ -153,7 +160,13 @@ fn recalling(results: &Results) -> Option<(&TaskOutcome, Vec<&VariantOutcome>)> 
     Some((first, seen))
 }
 
-/// The answer in one picture: linear attentions, the orders of the series, and Norm beside softmax.
+/// A variant with its state, such as `orders 0..2, 20.8 KB`.
+fn with_state(outcome: &VariantOutcome) -> String {
+    let state = outcome.state_bytes.map(|bytes| format!(", {}", Unit::Bytes.format(bytes as f64)));
+    outcome.variant.name.clone() + &state.unwrap_or_default()
+}
+
+/// The answer in one figure: linear attentions, orders of the series and Norm, with softmax and the chance level as lines.
 pub fn overview(results: &Results) -> Option<Figure> {
     let (task, seen) = recalling(results)?;
     let rank = |outcome: &VariantOutcome| match outcome.variant.name.as_str() {
@@ -165,52 +178,51 @@ pub fn overview(results: &Results) -> Option<Figure> {
     };
     let mut chosen: Vec<(usize, &VariantOutcome)> = seen.into_iter().filter_map(|outcome| Some((rank(outcome)?, outcome))).collect();
     chosen.sort_by_key(|(rank, _)| *rank);
-    let variants = chosen.into_iter().map(|(_, outcome)| outcome.clone()).collect();
-    let figure = dot_plot("", &TaskOutcome { variants, claims: Vec::new(), ..task.clone() }, &Colours::of_results(results))?;
-    Some(Figure { title: "What can be recalled: linear attention, orders of the series, a norm".into(), ..figure })
+    let variants: Vec<VariantOutcome> = chosen.into_iter().map(|(_, outcome)| outcome.clone()).collect();
+    let softmax = variants.iter().find(|outcome| outcome.variant.name == SOFTMAX).map(with_state);
+    let mut plot = dot_plot_of(&variants, task.metric, &Colours::of_results(results))?;
+    let names = variants.iter().filter(|outcome| outcome.variant.name != SOFTMAX && outcome.metric.is_some());
+    plot.categories = names.map(with_state).collect();
+    plot.rules.iter_mut().zip(softmax).for_each(|(rule, name)| rule.label = name);
+    plot.rules.extend(results.scale.chance().map(|y| Rule { y, label: "chance".into(), color: 5 }));
+    Some(Figure { title: "Loss on recall tokens, and bytes of state".into(), description: sentence(task), panels: vec![plot.into()] })
 }
 
 /// Linear attention, orders of the series and softmax during training.
 pub fn orders(results: &Results) -> Option<Figure> {
     let (task, seen) = recalling(results)?;
-    let wanted = |name: &str| name == SOFTMAX || name.starts_with("orders") || name.starts_with("linear");
+    let wanted = |name: &str| name == SOFTMAX || name.starts_with("orders") || name == LINEAR;
     let mut variants: Vec<VariantOutcome> = seen.into_iter().filter(|outcome| wanted(&outcome.variant.name)).cloned().collect();
-    // The first orders tell the story; a tangle does not.
     variants.truncate(LINES);
     let figure = curves("", &TaskOutcome { variants, claims: Vec::new(), ..task.clone() }, &results.runs, &Colours::of_results(results))?;
-    Some(Figure { title: "Orders of the series, during training".into(), ..figure })
+    Some(Figure { title: "Taylor orders during training".into(), ..figure })
 }
 
-/// What decoding keeps against the loss on recall tokens: softmax and every variant of the first task with a constant state.
+/// Bytes that decoding keeps against the loss on recall tokens: softmax and every variant of the first task with a constant state.
 pub fn memory(results: &Results) -> Option<Figure> {
     let (_, mut seen) = recalling(results)?;
-    // Caches are all of one size: softmax stands for them.
+    // All caches have the size of that of softmax.
     seen.retain(|outcome| outcome.constant_state || outcome.variant.name == SOFTMAX);
-    let points = |constant: bool| -> Vec<Point> {
-        let fitting = seen.iter().filter(|outcome| outcome.constant_state == constant);
-        let point = |outcome: &&VariantOutcome| {
-            // Marks of the series stand close together: after the first, its orders are name enough.
-            let name = &outcome.variant.name;
-            let short = name.strip_prefix("orders ").filter(|_| *name != series(2)).unwrap_or(name);
-            Some(Point::new(outcome.state_bytes? as f64, outcome.metric?.mean).named(short.to_owned()))
-        };
-        fitting.filter_map(point).collect()
+    let colours = Colours::of_results(results);
+    let layer = |outcome: &VariantOutcome| {
+        let (name, found) = (outcome.variant.name.clone(), outcome.metric?);
+        let color = colours.get(&name).0;
+        let Estimate { mean, low, high } = estimate(found);
+        let point = Point::new(outcome.state_bytes? as f64, mean).within(low, high).named(name);
+        Some(Layer::Points(Points { name: String::new(), color, points: vec![point] }))
     };
-    let layers: Vec<Layer> = [("cache, grows with the context", 0, false), ("state of constant size", 1, true)]
-        .into_iter()
-        .map(|(name, color, constant)| Layer::Points(Points { name: name.into(), color, points: points(constant) }))
-        .collect();
-    if seen.iter().all(|outcome| outcome.metric.is_none()) {
+    let layers: Vec<Layer> = seen.into_iter().filter_map(layer).collect();
+    if layers.is_empty() {
         return None;
     }
     let chart = Chart {
         title: Metric::Recall.name().into(),
-        x: Axis::new("kept between tokens", Scale::Log, Unit::Bytes),
+        x: Axis::new("recurrent state, or KV cache at the length of training", Scale::Log, Unit::Bytes),
         y: Axis::new("", Scale::Linear, Unit::Number),
         layers,
     };
     Some(Figure {
-        title: "What is kept, and what can be recalled from it".into(),
+        title: "Loss on recall tokens against bytes of state".into(),
         description: "Softmax and every variant with a state of constant size: bytes kept between tokens, and mean loss on recall tokens."
             .into(),
         panels: vec![chart.into()],

@@ -1,4 +1,4 @@
-//! A page for any runs: folders of runs, of sweeps, or of both.
+//! A report of any runs: folders of runs, of sweeps, or of both.
 
 use std::path::{Path, PathBuf};
 
@@ -18,7 +18,7 @@ use crate::Error;
 
 const SETTINGS: &str = "settings.toml";
 
-/// Runs that differ by seed alone, with the settings in which they differ from others.
+/// Runs that differ only in the seed, with the settings in which they differ from other runs.
 struct Found {
     settings: Table,
     text: String,
@@ -72,7 +72,7 @@ pub fn of_folders(folders: &[PathBuf], out: &Path) -> Result<Document, Error> {
     let settings = |run: &Run| found.iter().find(|one| one.run.hash == run.hash).map(|one| one.text.clone());
     sections.push(Section { heading: "Runs and settings".into(), blocks: page::all_runs(&runs, settings) });
     let lead =
-        format!("{}, {}; runs that differ by seed alone are taken together.", counted(runs.len(), "run"), counted(groups.len(), "setting"));
+        format!("{}, {}; runs that differ only in the seed are grouped.", counted(runs.len(), "run"), counted(groups.len(), "setting"));
     let mut builds: Vec<(String, usize)> = Vec::new();
     for name in runs.iter().map(|run| provenance::names(&run.provenance)) {
         match builds.iter_mut().find(|(other, _)| *other == name) {
@@ -101,8 +101,8 @@ fn section(metric: Metric, groups: &[(String, Vec<usize>)], runs: &[Run], kept: 
     let (short, heading, measured) = match metric {
         Metric::Loss => ("loss", "Loss", "Held-out loss"),
         Metric::Recall => ("recall", "Recall", "Held-out loss on recall tokens"),
-        Metric::Beyond => ("beyond", "Beyond the length of training", "Held-out loss beyond the length of training"),
-        Metric::Error => ("accuracy", "Wrong answers", "Share of wrong answers"),
+        Metric::Beyond => ("beyond", "Beyond the training length", "Held-out loss beyond the training length"),
+        Metric::Error => ("accuracy", "Errors", "Share of wrong answers"),
     };
     let mut blocks = Vec::new();
     let figures = [

@@ -1,4 +1,4 @@
-//! E6: the terms inside the softmax models that were trained on the built-in language.
+//! E6: term spectra of the softmax models that were trained on synthetic recall.
 
 use std::path::Path;
 
@@ -14,32 +14,32 @@ use super::{Metric, Task};
 use crate::Error;
 use termwise_analysis::spectrum::{self, LayerSpectrum, RowChoice};
 
-/// Tokens that each model is looked at with.
+/// Tokens per model.
 const TOKENS: u64 = 4096;
 /// The first order that linear attention does not have.
 const BEYOND_LINEAR: usize = 2;
-/// A cut that changes an output by more is not harmless.
+/// A truncation that changes an output by more is harmful.
 const HARM: f64 = 0.1;
 
-/// What was found inside the models.
+/// Term spectra of trained models.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Inside {
-    /// Each model.
+    /// The models.
     pub models: Vec<ModelTerms>,
-    /// Every claim.
+    /// The claims.
     pub claims: Vec<ClaimOutcome>,
 }
 
 /// One model.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ModelTerms {
-    /// What it was trained on.
+    /// Training task.
     pub task: String,
-    /// Of its run.
+    /// Seed of its run.
     pub seed: u64,
     /// Relative to the folder of results.
     pub checkpoint: String,
-    /// Each layer.
+    /// The layers.
     pub layers: Vec<LayerTerms>,
 }
 
@@ -52,19 +52,19 @@ pub struct LayerTerms {
     pub log10: Vec<Option<f64>>,
     /// Order of the largest term, over all scores.
     pub dominant: Option<usize>,
-    /// Over scores of zero and above.
+    /// Over nonnegative scores.
     pub dominant_positive: Option<usize>,
     /// Over negative scores.
     pub dominant_negative: Option<usize>,
     /// The largest score.
     pub largest: f64,
-    /// The largest relative error of a head cut at order 2.
+    /// The largest relative error of a head truncated at order 2.
     pub error_at_2: Option<f64>,
     /// The smallest even order at which every head is within 1 %.
     pub order_for_one_percent: Option<usize>,
 }
 
-/// Looks into the newest checkpoint of every softmax run on the built-in language; `None` if there is no such run. The claims need all of them.
+/// Measures the newest checkpoint of every softmax run on synthetic recall; `None` if there is no such run. The claims need all of them.
 pub fn look(tasks: &[Task], runs: &[Run], out: &Path) -> Result<Option<Inside>, Error> {
     let language = |run: &&Run| tasks.iter().any(|task| task.name == run.task && task.metric == Metric::Recall);
     let softmax = |run: &&Run| run.attention.split(' ').next() == Some(super::SOFTMAX);
@@ -142,7 +142,7 @@ fn dominated(models: &[ModelTerms]) -> ClaimOutcome {
     let range = orders.iter().min().zip(orders.iter().max());
     let note = range.map_or("no layer".into(), |(low, high)| format!("dominant orders {low} to {high} over {} layers", orders.len()));
     let stated = "the dominant order of every layer of every model is 2 or more; where none is, that contradicts";
-    decided("the largest terms lie beyond the first order", stated, &holds, note)
+    decided("the dominant order is above 1", stated, &holds, note)
 }
 
 fn needed(models: &[ModelTerms]) -> ClaimOutcome {

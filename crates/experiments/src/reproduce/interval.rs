@@ -1,8 +1,7 @@
 //! The difference of two means over seeds, with its 95 % confidence interval.
 //!
-//! Runs of one task with the same seed see the same documents in the same order and start from the same values wherever their models
-//! have the same tensors. So where both sides have the same seeds they are compared seed by seed, and otherwise as independent samples with
-//! variances of their own:
+//! Runs of one task with the same seed see the same documents in the same order, and tensors that their models share have the same initial
+//! values. Sides with the same seeds are compared seed by seed; otherwise they are independent samples with unequal variances:
 //!
 //! ```text
 //! paired    d_i = a_i − b_i                       half = t(n − 1) · s_d / √n
@@ -16,38 +15,38 @@ use serde::{Deserialize, Serialize};
 use termwise_base::statistics::{t_quantile_975, t_two_sided};
 use termwise_train::sweep::Statistic;
 
-/// A number for each seed.
+/// A value per seed.
 pub type Numbers = Vec<(u64, f64)>;
 
-/// How two sides were compared.
+/// The method of a comparison.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Method {
-    /// Seed by seed.
+    /// Paired by seed.
     Paired,
-    /// As independent samples with variances of their own.
+    /// Independent samples with unequal variances.
     Welch,
     /// One side against a fixed number.
     OneSample,
 }
 
-/// Of two means.
+/// The difference of two means.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Difference {
-    /// First less second.
+    /// First minus second.
     pub value: f64,
     /// Half the 95 % interval.
     pub half_interval: f64,
-    /// How that was found.
+    /// The method.
     pub method: Method,
-    /// Degrees of freedom of its t.
+    /// Degrees of freedom.
     pub freedom: f64,
     /// The larger of the two standard deviations over seeds.
     pub deviation: f64,
 }
 
 impl Difference {
-    /// Both have at least two seeds.
+    /// Of two sides with at least two seeds each.
     pub fn of(a: &Numbers, b: &Numbers) -> Difference {
         let sorted = |side: &Numbers| {
             let mut side = side.clone();
@@ -72,7 +71,7 @@ impl Difference {
         Difference { value, half_interval: t_quantile_975(freedom) * v.sqrt(), method: Method::Welch, freedom, deviation }
     }
 
-    /// Of a mean from a fixed number; the side has at least two seeds.
+    /// Of a mean and a fixed number; the side has at least two seeds.
     pub fn from(bound: f64, a: &Numbers) -> Difference {
         let (mean, variance) = moments(a.iter().map(|&(_, x)| x));
         let freedom = (a.len() - 1) as f64;
@@ -80,7 +79,7 @@ impl Difference {
         Difference { value: mean - bound, half_interval, method: Method::OneSample, freedom, deviation: variance.sqrt() }
     }
 
-    /// Second less first.
+    /// Second minus first.
     pub fn reversed(self) -> Difference {
         Difference { value: -self.value, ..self }
     }
@@ -131,7 +130,7 @@ fn signed(x: f64) -> String {
     }
 }
 
-/// Of a distance that would be 0 or less under the hypothesis.
+/// The p-value of a distance that is at most 0 under the hypothesis.
 fn p_value(distance: f64, error: f64, freedom: f64) -> f64 {
     match () {
         () if distance <= 0.0 => 1.0,
@@ -140,7 +139,7 @@ fn p_value(distance: f64, error: f64, freedom: f64) -> f64 {
     }
 }
 
-/// Mean and variance with n − 1.
+/// Mean, and variance with n − 1.
 fn moments(numbers: impl Iterator<Item = f64>) -> (f64, f64) {
     let found = Statistic::of(&numbers.collect::<Vec<f64>>());
     found.map_or((0.0, 0.0), |found| (found.mean, found.deviation.unwrap_or(0.0).powi(2)))

@@ -1,4 +1,4 @@
-//! The experiments of arXiv 2507.23632, declared: what is asked, what the paper found, what is run, and the rules that decide.
+//! Declarations of the experiments of arXiv 2507.23632: questions, results of the paper, variants and rules.
 
 use super::claim::{Claim, Rule};
 use super::experiment::{Experiment, Id, Task, Variant};
@@ -6,13 +6,13 @@ use super::scale::Scale;
 use super::{Options, mqar, second_half, text};
 use crate::Error;
 
-/// The name of what others are compared with.
+/// The name of the baseline.
 pub const SOFTMAX: &str = "softmax";
-/// The linear attention that gives the yardstick for "equal": margins are shares of its distance from softmax.
+/// The linear attention that defines the margin of "equal": a share of its distance from softmax.
 pub const LINEAR: &str = "linear ELU";
 /// Margin of "equal" as a share of the distance between softmax and linear attention.
 pub(super) const SHARE: f64 = 0.1;
-/// The smallest difference that counts, in nats: an eighth of what separates softmax from linear attention in A′ (0.30 at 300 M).
+/// The smallest difference that counts, in nats: an eighth of the distance between softmax and linear attention in A′ (0.30 at 300 M).
 const LEAST: f64 = 0.04;
 
 pub(super) fn variant(name: &str, attention: &str) -> Variant {
@@ -46,7 +46,7 @@ pub fn experiments(options: &Options) -> Result<Vec<Experiment>, Error> {
 
 fn experiment(id: Id, scale: Scale, text: &[String]) -> Option<Experiment> {
     let language = scale.language();
-    // Text where it was given: always at the paper's scale, beside the language otherwise.
+    // Text if given: in addition to synthetic recall, and always at the paper's scale.
     let with_text = || language.iter().cloned().chain(scale.text(text)).collect::<Vec<Task>>();
     let only_language = || if language.is_some() { language.iter().cloned().collect() } else { with_text() };
     let built = match id {
@@ -72,7 +72,7 @@ const E2_FOUND: &str = "At 2 B parameters and at length 4096 Norm again coincide
 fn e1(tasks: Vec<Task>) -> Experiment {
     Experiment {
         id: Id::E1,
-        question: "Can a norm or a gate take the place of softmax's denominator?",
+        question: "Can a norm or a gate replace the denominator of softmax?",
         paper: "Norm coincides with softmax (log-loss 0.946 against 0.945 on The Pile); Gate is worse by about 0.045 nats and spikes.",
         variants: vec![variant(SOFTMAX, "softmax"), variant("Norm", "norm"), variant("Gate", "gate"), variant(LINEAR, "linear_elu")],
         tasks,
@@ -105,7 +105,7 @@ fn e3(tasks: Vec<Task>) -> Experiment {
     ];
     Experiment {
         id: Id::E3,
-        question: "How much worse is linear attention, and is it the kernel or the denominator?",
+        question: "How much worse is linear attention, and is the kernel or the denominator the cause?",
         paper: "Linear attention is clearly worse; exp and a norm are what matters.",
         variants,
         tasks,
@@ -113,7 +113,7 @@ fn e3(tasks: Vec<Task>) -> Experiment {
     }
 }
 
-/// The name of the series up to an order.
+/// The name of the Taylor series up to an order.
 pub fn series(order: usize) -> String {
     format!("orders 0..{order}")
 }
@@ -121,16 +121,17 @@ pub fn series(order: usize) -> String {
 fn e4(tasks: Vec<Task>) -> Experiment {
     let (lowest, highest) = (series(2), series(10));
     let mut variants = vec![variant(SOFTMAX, "softmax"), variant(LINEAR, "linear_elu")];
-    variants.extend([2, 4, 6, 8, 10].map(|order| variant(&series(order), &format!("taylor=0..{order}"))));
+    variants.extend([1, 2, 4, 6, 8, 10].map(|order| variant(&series(order), &format!("taylor=0..{order}"))));
     Experiment {
         id: Id::E4,
-        question: "How many terms of the series does it take?",
+        question: "How many Taylor orders are needed to match softmax?",
         paper: "Higher orders close the gap with shrinking steps: log-loss 1.34, 1.245, 1.23, 1.20, 1.20 for orders up to 2, 4, 6, 8, 10 \
             against 1.20 for softmax.",
         variants,
         tasks,
         claims: vec![
             lower(SOFTMAX, &lowest, "orders up to 2 are worse than softmax"),
+            lower(&lowest, &series(1), "orders up to 2 are better than up to 1"),
             lower(&series(4), &lowest, "orders up to 4 are better than up to 2"),
             lower(&highest, &lowest, "orders up to 10 are better than up to 2"),
             lower(&lowest, LINEAR, "orders up to 2 are better than linear attention"),
@@ -191,7 +192,7 @@ fn e5(scale: Scale, tasks: Vec<Task>) -> Experiment {
     }
 }
 
-/// Its claims are decided by what is inside the models: see [`super::inside`].
+/// Its claims are decided by the term spectra of the trained models: see [`super::inside`].
 fn e6(tasks: Vec<Task>) -> Experiment {
     Experiment {
         id: Id::E6,
@@ -214,16 +215,16 @@ fn e7(tasks: Vec<Task>) -> Experiment {
     }
 }
 
-/// Why an experiment has no runs at this scale.
+/// The reason why an experiment has no runs at this scale.
 pub fn why_left_out(id: Id, scale: Scale) -> String {
     match id {
         Id::E2 => format!("a wider model and a longer context take more time than --scale {} has; use --scale laptop", scale.name()),
         Id::Overwrite | Id::Parity | Id::Distance => {
-            format!("learning rates that each variant has for itself take more time than --scale {} has; use --scale laptop", scale.name())
+            format!("tuning a learning rate per variant takes more time than --scale {} has; use --scale laptop", scale.name())
         }
-        _ if text::is_text(id) => "it trains on a text of yours; use --scale text --data FOLDER".into(),
-        Id::Mqar => "it has sizes of its own; use --scale mini or --scale zoology".into(),
-        Id::E6 => "it looks into models that were trained here; for models of your own there is `termwise spectrum`".into(),
+        _ if text::is_text(id) => "it needs a training text; use --scale text --data FOLDER".into(),
+        Id::Mqar => "it has its own sizes; use --scale mini or --scale zoology".into(),
+        Id::E6 => "it analyzes models that were trained here; `termwise spectrum` analyzes other models".into(),
         _ => format!("it has no runs at --scale {}", scale.name()),
     }
 }

@@ -1,10 +1,8 @@
-//! The experiments of two papers (arXiv 2507.23632, arXiv 2310.11685), and first questions about windows and write rules, declared, run and
-//! decided.
+//! The experiments of two papers (arXiv 2507.23632, arXiv 2310.11685), and experiments on text, windows and write rules.
 //!
-//! An [`Experiment`] says what is asked, what the paper found, which runs there are and which [`Claim`]s decide, each with a [`Rule`] that is
-//! stated beforehand. A [`Schedule`] is all runs of some experiments, shared ones once, as the plan of a sweep: finished runs are never
-//! run twice, and a command that is broken off goes on where it was. [`Results`] is what was found, every number with the folder of its
-//! run.
+//! An [`Experiment`] declares a question, variants, tasks and [`Claim`]s, each with a [`Rule`] that decides it. Rules are written to
+//! [`CLAIMS_FILE`] before the first run. A [`Schedule`] contains the runs of some experiments, shared runs once, as the plan of a sweep. Finished
+//! runs are not repeated, so an interrupted command resumes. [`Results`] has every number with the folder of its run.
 //!
 //! ```
 //! use termwise_experiments::reproduce::{Id, Options, Scale, declare};
@@ -12,16 +10,16 @@
 //! let options = Options { ids: vec![Id::E1, Id::E4], ..Options::new(Scale::Minute) };
 //! let declared = declare(&options)?;
 //! assert_eq!(declared.experiments[0].variants[0].name, "softmax");
-//! // Softmax and linear attention belong to both and are run once for each seed.
-//! assert_eq!(declared.schedule.plan.jobs.len(), 4 * (4 + 5));
+//! // Softmax and linear attention belong to both and are run once per seed.
+//! assert_eq!(declared.schedule.plan.jobs.len(), 4 * (4 + 6));
 //! # Ok::<(), termwise_experiments::Error>(())
 //! ```
 //!
 //! # The folder of results
 //! ```text
 //! claims.json          claims, rules, seeds and settings, written before the first run
-//! index.html           what was asked and found, with figures and tables (also as files in figures/ and tables/)
-//! results.json         everything that was found: `Results`
+//! index.html           HTML report, with figures and tables also as files in figures/ and tables/
+//! results.json         all results: `Results`
 //! runs/                the runs, as in the folder of a sweep
 //! ```
 
@@ -74,14 +72,14 @@ pub use theorem::Theorem;
 
 use crate::Error;
 
-/// What to reproduce.
+/// Options of [`run`].
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Which experiments.
+    /// The experiments.
     pub ids: Vec<Id>,
-    /// How large.
+    /// The compute budget.
     pub scale: Scale,
-    /// Text to train on beside the built-in language, where the scale has time for it; at scale text the only one.
+    /// Training text: in addition to synthetic recall at scale laptop, required at scale text.
     pub data: Vec<String>,
     /// At scale text: the held-out text; default: the end of the training text.
     pub valid_data: Vec<String>,
@@ -89,24 +87,24 @@ pub struct Options {
     pub tokens: Option<u64>,
     /// Hours after which runs are stopped; the same call resumes them. Default: no limit.
     pub hours: Option<f64>,
-    /// Seeds of every run; the scale's own number where absent.
+    /// Seeds per variant; default: the number of the scale.
     pub seeds: Option<usize>,
     /// Folder of results.
     pub out: PathBuf,
-    /// Cores: as many runs side by side, each on one.
+    /// Concurrent runs, each on one core.
     pub threads: usize,
-    /// Whether runs that failed are run again.
+    /// Whether failed runs are repeated.
     pub retry: bool,
-    /// Whether finished runs of other builds are run again.
+    /// Whether finished runs of other builds are repeated.
     pub rerun_other_builds: bool,
-    /// Which build this is.
+    /// The build and command of this process.
     pub provenance: Provenance,
     /// Other processes that share the runs.
     pub others: sweep::Others,
 }
 
 impl Options {
-    /// Everything at this scale.
+    /// All experiments of this scale.
     pub fn new(scale: Scale) -> Options {
         let out = Path::new("reproduce").join(scale.name());
         let threads = termwise_base::threads::available();
@@ -117,16 +115,16 @@ impl Options {
     }
 }
 
-/// What will be run, and what will not.
+/// The declared experiments and runs.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Declared {
-    /// Those that train.
+    /// Experiments that train models.
     pub experiments: Vec<Experiment>,
-    /// Those that are computed.
+    /// Experiments that are computed in closed form.
     pub theorems: Vec<Id>,
     /// Their runs.
     pub schedule: Schedule,
-    /// Names of those that are left out, and why.
+    /// Experiments that are left out, and the reason.
     pub left_out: Vec<(Id, String)>,
 }
 
@@ -142,7 +140,7 @@ impl Declared {
     }
 }
 
-/// Resolves what was asked for into runs.
+/// Resolves the options into experiments and runs.
 pub fn declare(options: &Options) -> Result<Declared, Error> {
     let experiments = list::experiments(options)?;
     let schedule = Schedule::new(&experiments, options.seeds.unwrap_or(options.scale.seeds()))?;
@@ -153,9 +151,9 @@ pub fn declare(options: &Options) -> Result<Declared, Error> {
     Ok(Declared { experiments, theorems, schedule, left_out })
 }
 
-/// Runs what is not finished, where learning rates are chosen in two rounds, decides every claim by what is, and writes `results.json` and `index.html`.
+/// Runs all open runs, decides every claim, and writes `results.json` and `index.html`. Tuning runs come before the runs that use their learning rate.
 ///
-/// After `stop` some runs are open; the same call goes on from there. What happens is told with the plan that its indices are of.
+/// After `stop` some runs are open; the same call resumes. `observe` receives each event with the plan to which its indices refer.
 pub fn run(
     options: &Options,
     declared: &Declared,
@@ -185,7 +183,7 @@ pub fn run(
         let schedule = Schedule::new(stage, seeds)?;
         let states = go(&schedule.plan)?;
         if schedule.waiting > 0 && !stop.load(Ordering::Relaxed) {
-            // Learning rates that are chosen by what has ended; the runs before are in the same places of the plan.
+            // The tuning runs choose the learning rates; their indices in the plan stay the same.
             go(&schedule.with_rates(stage, &collect::runs(&schedule, &states, &options.out)?)?.plan)?;
         }
         if stop.load(Ordering::Relaxed) {

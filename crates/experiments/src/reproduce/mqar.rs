@@ -1,6 +1,6 @@
 //! Multi-query associative recall: which mixers solve it, at which bytes of state.
 
-use toml::{Table, Value};
+use toml::Value;
 
 use super::claim::{Claim, Rule};
 use super::experiment::{Experiment, Id, Metric, Task, Variant};
@@ -11,12 +11,12 @@ use super::{Options, second_half};
 
 /// Four learning rates of Zoology, 10^−3 to 10^−1.5 in equal ratios.
 const RATES: [f64; 4] = [1e-3, 3.162e-3, 1e-2, 3.162e-2];
-/// Accuracy from which on a run has solved the task.
+/// Minimum accuracy of a run that has solved the task.
 pub const SOLVED: f64 = 0.9;
 /// Every attention has the short convolution of Zoology's layers and no positions.
 const WORDS: &str = "conv=3 rope=off";
 
-/// The settings of `--data mqar-mini`, without checkpoints that are not needed.
+/// The settings of `--data mqar-mini`, with few checkpoints.
 const MINI: &str = r#"
 data = ["mqar-mini"]
 eval_every = 500
@@ -34,7 +34,7 @@ checkpoint_every = 500
 keep = 1
 "#;
 
-/// A few steps that show nothing.
+/// A few steps, for tests.
 const TEST: &str = r#"
 data = ["mqar-mini"]
 language = "vocabulary=32 train=16:2:40 test=16:2:10"
@@ -62,9 +62,7 @@ pub fn experiment(options: &Options) -> Option<Experiment> {
         _ => return None,
     };
     let base = table(&[base]);
-    let language = base.get("language").and_then(Value::as_str).unwrap_or_default();
-    let other = Value::String(format!("{language} held_out_from={}", second_half::TUNING_DOCUMENTS).trim_start().to_owned());
-    let tuning = Table::from_iter([("language".to_owned(), other)]);
+    let tuning = second_half::tuning_documents(&base);
     let rates = if options.scale == Scale::Test { &RATES[1..3] } else { &RATES[..] };
     let name = if published { "MQAR" } else { "mini MQAR" };
     let task = Task { name: name.into(), base, words: WORDS, metric: Metric::Error, rates: rates.into(), tuning };
@@ -76,7 +74,7 @@ pub fn experiment(options: &Options) -> Option<Experiment> {
     }
     Some(Experiment {
         id: Id::Mqar,
-        question: "Which mixers recall many keys at once, and at how many bytes of state?",
+        question: "Which sequence mixers solve multi-query associative recall, and at how many bytes of state?",
         paper: "Attention solves MQAR; rivals need states that grow with the number of pairs (arXiv 2312.04927, arXiv 2402.18668). Zoology's models \
             have no MLP, LayerNorm, and stop early at 0.99; these have a small MLP, RMSNorm and no early stop.",
         variants,

@@ -1,4 +1,4 @@
-//! Results as a page: what was asked and found, then figures, tables, and everything that is needed to doubt it.
+//! The HTML report of results: answer and figure, verdicts, then figures and tables of each experiment, runs and settings.
 
 use std::path::Path;
 
@@ -7,11 +7,12 @@ use termwise_train::provenance;
 
 use super::declaration::{Declaration, FILE as CLAIMS_FILE};
 use super::interval::Numbers;
+use super::list::series;
 use super::mqar::SOLVED;
 use super::results::{ClaimOutcome, Outcome, Results, Run, Summary, TaskOutcome};
 use super::text::TOKENS as TEXT_TOKENS;
 use super::theorem::Theorem;
-use super::{FILE, FORMAT, Id, Metric, Scale, Verdict};
+use super::{FILE, FORMAT, Id, LINEAR, Metric, SOFTMAX, Scale, Verdict};
 use super::{figures, text_page};
 use crate::{Error, separation};
 
@@ -24,7 +25,7 @@ impl Documented for Results {
     const KIND: &'static str = "results";
     const VERSION: u32 = FORMAT;
 
-    /// Without the settings of runs, which lie beside the file.
+    /// Without the settings of runs, which are stored next to the file.
     fn document(&self) -> Document {
         page(&self.decided(), None)
     }
@@ -55,38 +56,39 @@ impl Documented for Results {
     }
 }
 
-/// The page; settings of runs are read from the folder where they are there, and runs that are not there are not linked.
+/// The report. Settings of runs are read from the folder, and runs without files are not linked.
 pub fn page(results: &Results, folder: Option<&Path>) -> Document {
     let results = &match folder {
         Some(folder) => without_missing(results, folder),
         None => results.clone(),
     };
     let mut sections = text_page::sections(results);
+    sections.extend(more_figures(results));
     sections.extend(results.experiments.iter().map(|outcome| experiment(outcome, results)));
     sections.extend(results.theorems.iter().map(theorem));
     sections.extend(left_out(results));
     sections.extend(failed(results));
     let settings = |run: &Run| std::fs::read_to_string(folder?.join(format!("{}.toml", run.folder))).ok();
-    let own = if results.runs.iter().any(|run| run.tuning) { "; where variants have their own, also by learning rate" } else { "" };
-    let text = format!("Everything on this page stands in [{FILE}]({FILE}); on each task runs differ by attention and seed alone{own}.");
+    let own = if results.runs.iter().any(|run| run.tuning) { ", and in the learning rate if it is tuned per variant" } else { "" };
+    let text = format!("[{FILE}]({FILE}) contains everything in this report. Runs of a task differ only in attention and seed{own}.");
     let blocks = std::iter::once(Block::Text(text)).chain(all_runs(&results.runs, settings)).collect();
     sections.push(Section { heading: "Runs and settings".into(), blocks });
     sections.push(conditions(results));
-    let about = match results.scale {
-        _ if of_papers(results) => "Softmax attention and linear attention, term by term",
+    let title = match results.scale {
+        _ if of_papers(results) => "Softmax and linear attention, order by order",
         Scale::Text => "Loss on text by Taylor order and by bytes of state",
         Scale::Mini | Scale::Zoology => "Multi-query associative recall",
-        _ => "Orders, write rules, decays, windows",
+        _ => "Orders, write rules, decays and windows",
     };
-    Document { title: format!("{about}: scale {}", results.scale.name()), lead: lead(results), sections }
+    Document { title: title.into(), lead: lead(results), sections }
 }
 
-/// Whether anything in it repeats a paper.
+/// Whether any experiment is from a paper.
 fn of_papers(results: &Results) -> bool {
     !results.theorems.is_empty() || results.experiments.iter().any(|outcome| outcome.id.is_of_a_paper())
 }
 
-/// A file of results may have been copied without its runs.
+/// Results may have been copied without their runs.
 fn without_missing(results: &Results, folder: &Path) -> Results {
     let mut results = results.clone();
     for run in &mut results.runs {
@@ -106,35 +108,24 @@ fn badge(verdict: Verdict, claim: String) -> Block {
     Block::badge(tone, verdict.name(), claim)
 }
 
+/// Verdicts with their numbers, and the rules in a fold.
 fn verdicts(claims: &[ClaimOutcome]) -> impl Iterator<Item = Block> {
-    claims.iter().map(|claim| badge(claim.decision.verdict, format!("{}. {}", claim.with_numbers(), claim.with_rule())))
+    let rules: Vec<String> = claims.iter().map(|claim| format!("{}. {}", claim.text, claim.with_rule())).collect();
+    let rules = (!rules.is_empty()).then(|| Block::Fold { summary: "Rules of these claims".into(), blocks: vec![Block::List(rules)] });
+    claims.iter().map(|claim| badge(claim.decision.verdict, claim.with_numbers())).chain(rules)
 }
 
-/// The story in three pictures with a sentence each; what was claimed and decided folds away below it.
+/// The answer in two sentences and one figure, the counts of verdicts, and the claims in a fold.
 fn lead(results: &Results) -> Vec<Block> {
-    let of_papers = of_papers(results);
     let mut blocks = text_page::lead(results);
-    if matches!(results.scale, Scale::Mini | Scale::Zoology) {
-        blocks.push(Block::Text(format!(
-            "{ABOUT_MQAR} A run has solved the task if its accuracy on the test examples is at least {SOLVED}."
-        )));
-    } else if blocks.is_empty() && results.scale != Scale::Text {
-        blocks.push(Block::Text(if of_papers { ABOUT_PAPERS } else { ABOUT_OWN }.into()));
-        if of_papers && results.scale == Scale::Minute {
-            blocks.push(Block::Text(MINUTE_SETTING.into()));
-        }
+    if blocks.is_empty() {
+        blocks = match results.scale {
+            Scale::Text => Vec::new(),
+            Scale::Mini | Scale::Zoology => text_page::mqar_lead(results),
+            _ if of_papers(results) => recall_lead(results),
+            _ => vec![Block::Text(ABOUT_OWN.into())],
+        };
     }
-    let pictures = [
-        ("overview", figures::overview(results), OVERVIEW),
-        ("orders", figures::orders(results), ORDERS),
-        ("memory", figures::memory(results), MEMORY),
-    ];
-    // They tell the story of the papers.
-    let pictures = pictures.into_iter().filter(|_| of_papers);
-    blocks.extend(
-        pictures
-            .filter_map(|(name, figure, sentence)| Some(Block::Figure { name: name.into(), figure: figure?, caption: sentence.into() })),
-    );
     blocks.push(totals(results));
     if let builds @ [_, _, ..] = &results.builds()[..] {
         blocks.push(Block::Text(runs_made_by(builds)));
@@ -153,27 +144,54 @@ fn lead(results: &Results) -> Vec<Block> {
         decided.push(badge(claim.decision.verdict, claim_text));
     }
     decided.push(Block::Text(format!("{} {WHAT_COUNTS} The section of each claim states its rule.", fixed_in_advance(results))));
-    blocks.push(Block::Fold { summary: "What was claimed, and what became of it".into(), blocks: decided });
+    blocks.push(Block::Fold { summary: "Claims and verdicts".into(), blocks: decided });
     blocks
 }
 
-const ABOUT_PAPERS: &str = "Softmax attention is a sum of recurrent networks, one for each order of the Taylor series of exp; linear attention is the \
-    first of them. Documents of the built-in language state facts and ask for them later. Answers can only be recalled, and that is \
-    where attentions differ.";
-const MINUTE_SETTING: &str = "The settings of this synthetic experiment were chosen so that the effect is visible. Uniform predictions over its 32 values have a loss of \
-    ln 32 = 3.466 nats on recall tokens. The tables list the bytes of state of every variant.";
-const ABOUT_OWN: &str = "What single orders, a write rule, a decay and a state of far keys do in memories of equal size. Models have one layer, so that \
-    the memory does the work and nothing is passed on from layer to layer; each variant has a learning rate of its own.";
-const ABOUT_MQAR: &str = "Keys and values are stated once and queried later (MQAR, arXiv 2312.04927). Runs either learn the task or do not, so claims are decided by \
-    the number of seeds that solve it, with Fisher's exact two-sided test.";
-const OVERVIEW: &str = "**What is lost.** 0 is perfect recall; softmax, the dashed line, recalls, and linear attention does not. Mean, and smallest \
-    to largest over seeds";
-const ORDERS: &str = "**What brings it back.** Every further order of the series is one more recurrent network. Higher orders approach softmax; the verdicts \
-    below state which differences are larger than the spread over seeds. Mean, smallest to largest, and a dot for each seed";
-const MEMORY: &str =
-    "**What it costs.** A cache grows with the context and is shown at the length of training; a state is the same at any length";
+/// The first screen of the experiments on associative recall.
+fn recall_lead(results: &Results) -> Vec<Block> {
+    let (Some((task, seen)), Some(figure)) = (figures::recalling(results), figures::overview(results)) else {
+        return vec![Block::Text(ABOUT_PAPERS.into())];
+    };
+    let mean = |name: &str| seen.iter().find(|outcome| outcome.variant.name == name)?.metric.map(|found| found.mean.max(0.0));
+    let chance = results.scale.chance().map_or(String::new(), |chance| format!("; uniform predictions have {chance:.2}"));
+    let mut sentences = Vec::new();
+    if let (Some(softmax), Some(linear)) = (mean(SOFTMAX), mean(LINEAR)) {
+        sentences.push(format!(
+            "On synthetic associative recall, softmax attention has a loss of {softmax:.3} nats per recall token and linear attention (ELU + 1) \
+             {linear:.2}{chance}."
+        ));
+    }
+    let orders = [1, 2, 4, 10].into_iter().filter_map(|order| Some((order, mean(&series(order))?)));
+    let orders: Vec<String> = orders.map(|(order, loss)| format!("{loss:.3} up to order {order}")).collect();
+    if !orders.is_empty() {
+        sentences.push(format!("The Taylor series of exp has a loss of {}.", orders.join(", ")));
+    }
+    let seeds = task.variants.iter().map(|outcome| outcome.runs.len()).max().unwrap_or(0);
+    let chosen = if results.scale == Scale::Minute { format!(" {MINUTE_SETTING}") } else { String::new() };
+    let caption = format!("Mean, minimum and maximum over {}. {STATES}{chosen}", termwise_report::counted(seeds, "seed"));
+    vec![Block::Text(sentences.join(" ")), Block::Figure { name: "overview".into(), figure, caption }]
+}
 
-/// How claims over seeds are decided.
+/// Figures after the first screen of the experiments on associative recall.
+fn more_figures(results: &Results) -> Option<Section> {
+    let all = [("orders", figures::orders(results), ORDERS), ("memory", figures::memory(results), STATES)];
+    let block = |(name, figure, caption): (&str, Option<termwise_report::Figure>, &str)| {
+        Some(Block::Figure { name: name.into(), figure: figure?, caption: caption.into() })
+    };
+    let blocks: Vec<Block> = all.into_iter().filter(|_| of_papers(results)).filter_map(block).collect();
+    (!blocks.is_empty()).then(|| Section::new("Training curves and bytes of state", blocks))
+}
+
+const ABOUT_PAPERS: &str = "Softmax attention is a sum of recurrent networks, one for each order of the Taylor series of exp; linear attention is the \
+    first of them.";
+const MINUTE_SETTING: &str = "**The settings of this synthetic experiment were chosen so that the effect is visible.**";
+const STATES: &str = "Bytes: recurrent state, and for softmax and Norm the KV cache at the length of training.";
+const ABOUT_OWN: &str = "The effect of single orders, a write rule, a decay and a state of far keys at equal bytes of state. Models have one layer, and \
+    each variant has its own learning rate.";
+const ORDERS: &str = "Mean, range and single runs over seeds.";
+
+/// The statistical rules.
 const WHAT_COUNTS: &str = "A verdict needs every declared seed: a run that failed or whose last evaluation was not finite leaves its claims \
     undecided. Runs with the same seed see the same data and start from the same weights, so differences are taken seed by seed (paired t); if \
     seeds differ, Welch's interval for unequal variances is used. Variances are never pooled. Holm's correction treats the claims of an \
@@ -182,16 +200,16 @@ const WHAT_COUNTS: &str = "A verdict needs every declared seed: a run that faile
 /// Counts of verdicts, and the cost of the runs.
 fn totals(results: &Results) -> Block {
     let timing = &results.timing;
+    let several = results.distinct().len() < results.claims().count();
+    let shared = if several { " Claims that experiments share are counted once." } else { "" };
     Block::Text(format!(
-        "**{} claims: {}.** With Holm's correction within each experiment: {}. Claims that several experiments share are counted once. {} of {} \
-         runs finished, {:.0} s of computing, {} at a time.",
+        "**{} claims: {}.** With Holm's correction within each experiment: {}.{shared} {} of {} runs finished, in {} of total run time.",
         results.distinct().len(),
         counts(|verdict| results.count(verdict)),
         counts(|verdict| results.count_corrected(verdict)),
         timing.finished,
         timing.runs,
-        timing.run_seconds,
-        timing.parallel
+        termwise_report::duration(timing.run_seconds),
     ))
 }
 
@@ -200,7 +218,7 @@ fn counts(count: impl Fn(Verdict) -> usize) -> String {
     Verdict::ALL.map(|verdict| format!("{} {}", count(verdict), verdict.name())).join(", ")
 }
 
-/// Whether claims, rules, seeds and settings were written before the runs, and whether they changed.
+/// Whether claims, rules, seeds and settings were written before the runs, and whether they changed afterwards.
 fn fixed_in_advance(results: &Results) -> String {
     if results.experiments.is_empty() {
         return String::new();
@@ -228,12 +246,11 @@ fn fixed_in_advance(results: &Results) -> String {
     text.join(" ")
 }
 
-/// Lines that the command prints at most, and lines of a claim with its numbers.
+/// Maximum lines of the command's output, and lines of a claim with its numbers.
 const LINES: usize = 25;
 const LINES_OF_CLAIM: usize = 3;
 
-/// Claims that a reader takes in at the top of a page. Where there are more, they are counted, and only those that were not reproduced are
-/// listed.
+/// Claims that are listed at the top of a report. If there are more, they are counted, and only those that were not reproduced are listed.
 const AT_ONCE: usize = 30;
 
 fn tally(results: &Results) -> Table {
@@ -261,7 +278,7 @@ fn tally_row(name: String, claims: &[&ClaimOutcome]) -> Vec<Cell> {
 fn experiment(outcome: &Outcome, results: &Results) -> Section {
     let id = outcome.id.name();
     let colours = figures::Colours::of_results(results);
-    let before = if outcome.id.is_of_a_paper() { "The paper" } else { "Known before" };
+    let before = if outcome.id.is_of_a_paper() { "The paper" } else { "Known results" };
     let mut blocks = vec![Block::Text(format!("{before}: {}", outcome.paper))];
     if let Some(inside) = results.inside.as_ref().filter(|_| outcome.id == Id::E6) {
         blocks.extend(verdicts(&inside.claims));
@@ -300,7 +317,7 @@ fn theorem(theorem: &Theorem) -> Section {
 }
 
 fn mean_sd(summary: Option<Summary>) -> Cell {
-    // A sum that rounding leaves below zero is none.
+    // Rounding can make a loss of zero slightly negative.
     let mean = |mean: f64| if mean > -5e-4 { mean.max(0.0) } else { mean };
     summary.map_or(Cell::Empty, |summary| Cell::MeanSd(mean(summary.mean), summary.deviation.unwrap_or(f64::NAN), 3))
 }
@@ -314,13 +331,13 @@ pub(super) fn variants(task: &TaskOutcome, runs: &[Run]) -> Table {
         Metric::Error => &["accuracy", "solved"],
     };
     let tuned: &[&str] = if task.variants.iter().any(|outcome| !outcome.tuning.is_empty()) { &["learning rate"] } else { &[] };
-    // Bytes of small states are mostly those of whole vectors.
+    // Small states are padded to whole vectors.
     let counted: &[&str] = if tuned.is_empty() { &[] } else { &["numbers in it"] };
     let columns = ["variant", "attention"].iter().chain(numbers).chain(&["state"]).chain(counted).chain(tuned);
     let mut columns: Vec<String> = columns.map(|&name| name.to_owned()).collect();
     columns.extend((1..=seeds).map(|seed| format!("seed {seed}")));
     let linked = task.variants.iter().flat_map(|outcome| &outcome.runs).any(|&run| !runs[run].folder.is_empty());
-    let leads = if linked { "; each number leads to its run" } else { "" };
+    let leads = if linked { "; each number links to its run" } else { "" };
     let unit = if task.metric == Metric::Error { "seeds are listed by their share of wrong answers" } else { "nats" };
     let mut table = Table::new(format!("{}: mean ± standard deviation over seeds, {unit}{leads}", task.task), columns);
     for outcome in &task.variants {
@@ -348,7 +365,7 @@ pub(super) fn variants(task: &TaskOutcome, runs: &[Run]) -> Table {
     table
 }
 
-/// Every run that chose a learning rate; none where all variants have the same.
+/// Every tuning run; `None` if all variants have the same learning rate.
 fn rates(task: &TaskOutcome, runs: &[Run]) -> Option<Table> {
     let mut all: Vec<f64> = task.variants.iter().flat_map(|outcome| &outcome.tuning).filter_map(|&run| runs[run].rate).collect();
     all.sort_by(f64::total_cmp);
@@ -359,10 +376,9 @@ fn rates(task: &TaskOutcome, runs: &[Run]) -> Option<Table> {
     let columns = ["variant".to_owned()].into_iter().chain(all.iter().map(|rate| format!("lr {rate}"))).chain(["chosen".to_owned()]);
     let data = match task.separate_tuning {
         true => "on other held-out documents",
-        false => "on the held-out data that variants are compared on as well",
+        false => "on the held-out data of the comparison",
     };
-    let title =
-        format!("{}: how each learning rate was chosen, by {} with one run of another seed, {data}", task.task, task.metric.short());
+    let title = format!("{}: choice of learning rates by {} of one run with another seed, {data}", task.task, task.metric.short());
     let mut table = Table::new(title, columns.collect::<Vec<_>>());
     for outcome in &task.variants {
         let cell = |rate: &f64| {
@@ -375,7 +391,7 @@ fn rates(task: &TaskOutcome, runs: &[Run]) -> Option<Table> {
     Some(table)
 }
 
-/// The number of a run, which leads to its folder where that is known.
+/// The number of a run, linked to its folder.
 fn link(run: &Run, numbers: &Numbers) -> Cell {
     let number = numbers.iter().find(|(seed, _)| *seed == run.seed);
     let text = number.map_or(run.status.clone(), |(_, x)| format!("{x:.3}"));
@@ -425,13 +441,13 @@ pub(super) fn all_runs(runs: &[Run], settings_of: impl Fn(&Run) -> Option<String
     ]
 }
 
-/// Which builds made finished runs, with a warning where they are several.
+/// The builds of finished runs, with a warning if there are several.
 pub(super) fn runs_made_by(builds: &[(String, usize)]) -> String {
     let list: Vec<String> = builds.iter().map(|(name, count)| format!("{count} by {name}")).collect();
     match builds {
         [] => "no run is finished".into(),
         [(name, _)] => format!("build of all finished runs: {name}"),
-        _ => format!("**runs of several builds are mixed here, and their numbers may differ: {}**", list.join("; ")),
+        _ => format!("**runs of several builds are mixed here; their results may differ: {}**", list.join("; ")),
     }
 }
 
@@ -440,31 +456,32 @@ fn conditions(results: &Results) -> Section {
     let made_by = &environment.provenance;
     let memory = environment.memory.map_or(String::new(), |bytes| format!("{:.0} GB of memory, ", bytes as f64 / 1e9));
     let mut list = vec![
-        format!("results of termwise {}{}", made_by.build, if environment.debug { ", compiled for debugging" } else { "" }),
+        format!("results of termwise {}{}", made_by.build, if environment.debug { ", debug build" } else { "" }),
         runs_made_by(&results.builds()),
         format!("{} ({}), {} cores, {memory}{}", made_by.processor, made_by.instructions, environment.cores, environment.system),
-        format!("this session took {:.0} s; finished runs of earlier sessions are not counted in it", results.timing.seconds),
+        format!("this session took {:.0} s, excluding runs finished in earlier sessions", results.timing.seconds),
     ];
     if !made_by.command.is_empty() {
         list.push(format!("command: `{}`", made_by.command));
     }
+    list.push(format!("scale: `--scale {}`", results.scale.name()));
     if results.runs.iter().any(|run| run.attention.contains("conv=") && !run.tuning && run.rate.is_none()) {
         list.push(
-            "on the built-in language every variant, linear attention too, has the same short convolution over q, k and v, and the \
-             same recipe; the paper has none"
+            "on synthetic recall every variant has the same short convolution over q, k and v and the same recipe; the paper has no \
+             convolution"
                 .into(),
         );
     }
     let of_a_paper = results.experiments.iter().any(|outcome| outcome.id.is_of_a_paper());
     if matches!(results.scale, Scale::Mini | Scale::Zoology) {
-        list.push("learning rates were chosen with seed 0 on other test examples than those of the comparison".into());
+        list.push("learning rates were chosen with seed 0 on test examples that the comparison does not use".into());
     } else if results.scale == Scale::Text {
         let tokens = results.tokens.unwrap_or(TEXT_TOKENS);
         list.push(format!("{tokens} training tokens per run; learning rates were chosen at a third of them, with seed 0, on another part of the held-out text"));
     } else if results.runs.iter().any(|run| run.tuning) {
         list.push(
-            "where variants have learning rates of their own, tasks, sizes and numbers of steps were chosen by looking at softmax, order 2 with the \
-             write rule and far orders 0..2, so that these learn within the time; a rate is chosen by one run"
+            "tasks, sizes and step counts were chosen so that softmax, order 2 with the delta rule and far orders 0..2 learn within the budget; \
+             each learning rate was chosen from one run per rate"
                 .into(),
         );
         if results
@@ -473,24 +490,23 @@ fn conditions(results: &Results) -> Section {
             .flat_map(|outcome| &outcome.tasks)
             .any(|task| !task.separate_tuning && task.variants.iter().any(|one| one.rate.is_some()))
         {
-            list.push("these rates were chosen on the held-out data that decide the claims, with another seed".into());
+            list.push("these learning rates were chosen on the held-out data of the comparison, with another seed".into());
         }
     }
     if matches!(results.scale, Scale::Minute | Scale::Laptop) && of_a_paper {
         list.push(
-            "language, sizes, learning rate and initial weights were chosen by looking at softmax, Norm and the orders of the series, so that \
-             these learn within the time; linear attention, gates and the other ablations had no tuning of their own, and part of their \
-             distance may be that"
+            "task, sizes, learning rate and initialization were chosen so that softmax, Norm and the Taylor orders learn within the budget; \
+             linear attention, gates and other ablations were not tuned, which may explain part of their distance"
                 .into(),
         );
     }
     list.push(
-        "a difference counts where its 95 % interval is above 0 (Student's t, paired by seed or Welch's) and it is above both standard \
-         deviations and a stated least"
+        "a difference counts if its 95 % interval is above 0 (Student's t, paired by seed or Welch's) and it exceeds both standard \
+         deviations and a stated minimum"
             .into(),
     );
     list.extend((!results.note.is_empty()).then(|| results.note.clone()));
-    Section { heading: "Machine, time and conditions".into(), blocks: vec![Block::List(list)] }
+    Section { heading: "Machine, time and settings".into(), blocks: vec![Block::List(list)] }
 }
 
 #[cfg(test)]
@@ -502,7 +518,7 @@ mod tests {
         let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/results/laptop/results.json");
         let text = std::fs::read_to_string(file).expect("results");
         let mut value: serde_json::Value = serde_json::from_str(&text).expect("JSON");
-        // A page of three experiments takes less time.
+        // Fewer experiments take less time.
         value["experiments"].as_array_mut().expect("experiments").truncate(3);
         let results: Results = termwise_report::read(value).expect("results");
         termwise_report::survives_edits(&results, 300);

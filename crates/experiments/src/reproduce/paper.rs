@@ -32,7 +32,7 @@ pub struct PaperPlan {
 /// One run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct PaperRun {
-    /// Of its settings, which lie in `runs/<hash>.toml`.
+    /// Hash of its settings, which are stored in `runs/<hash>.toml`.
     pub hash: String,
     /// The task's name.
     pub task: String,
@@ -109,7 +109,7 @@ impl Documented for PaperPlan {
     }
 }
 
-/// Machines besides this one.
+/// Machines other than this one.
 const OTHERS: [&str; 2] = ["a100", "h100"];
 /// That scripts plan for.
 const GPU: &str = "a100";

@@ -1,4 +1,4 @@
-//! What was found, as it stands in `results.json`. Paths of runs are relative to its folder.
+//! Results, as stored in `results.json`. Paths of runs are relative to its folder.
 
 use std::path::Path;
 
@@ -19,83 +19,83 @@ use super::scale::Scale;
 use super::theorem::Theorem;
 use crate::Error;
 
-/// Of the layout of the file.
+/// Version of the file format.
 pub const FORMAT: u32 = 2;
-/// Its name.
+/// Name of the file.
 pub const FILE: &str = "results.json";
 
-/// Everything that was found.
+/// All results.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Results {
     /// [`FORMAT`]
     pub format: u32,
-    /// What a reader must know about the file itself, such as that numbers were rounded; usually empty.
+    /// A note about the file itself, for example that numbers were rounded; usually empty.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub note: String,
-    /// How much was spent.
+    /// The compute budget.
     pub scale: Scale,
-    /// Where.
+    /// Build, machine and command.
     pub environment: Environment,
-    /// For how long.
+    /// Duration and number of runs.
     pub timing: Timing,
-    /// When the claims of the experiments were fixed; empty in files of earlier versions, which do not record it.
+    /// When the claims of each experiment were fixed; empty in files of earlier versions.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub declarations: Vec<Declaration>,
-    /// By training.
+    /// Experiments that train models.
     pub experiments: Vec<Outcome>,
-    /// Inside the softmax models, where E6 was asked for.
+    /// Term spectra of the softmax models, if E6 was requested.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub inside: Option<Inside>,
-    /// By closed forms.
+    /// Experiments in closed form.
     pub theorems: Vec<Theorem>,
-    /// What was asked for and is not among the experiments, and why.
+    /// Requested experiments that are left out.
     pub left_out: Vec<LeftOut>,
     /// At scale text: loss on associative-recall hits and by position, of some runs.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub recall: Vec<RunSlices>,
-    /// Training tokens per run, where a number was asked for.
+    /// Training tokens per run, if requested.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tokens: Option<u64>,
-    /// Every run once.
+    /// All runs, each once.
     pub runs: Vec<Run>,
 }
 
-/// How long it took.
+/// Duration and number of runs.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Timing {
     /// Seconds of this session, from start to results.
     pub seconds: f64,
-    /// Seconds of all finished runs, one after the other, in whatever session.
+    /// Sum of the seconds of all finished runs, over all sessions.
     pub run_seconds: f64,
-    /// Runs side by side.
+    /// Concurrent runs.
     pub parallel: usize,
-    /// Runs in all, shared ones once.
+    /// Number of runs; shared runs count once.
     pub runs: usize,
-    /// Finished, in whatever session.
+    /// Finished runs, over all sessions.
     pub finished: usize,
-    /// Failed.
+    /// Failed runs.
     pub failed: usize,
 }
 
-/// An experiment that was asked for and not run.
+/// A requested experiment that was not run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct LeftOut {
-    /// Its name.
+    /// The experiment.
     pub id: Id,
-    /// Why, and what to do.
+    /// The reason, and an alternative.
     pub reason: String,
 }
 
 /// One experiment.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Outcome {
-    /// Its name.
+    /// The experiment.
     pub id: Id,
-    /// What was asked.
+    /// The question.
     pub question: String,
-    /// What the paper found.
+    /// The result of the paper.
     pub paper: String,
-    /// On each task.
+    /// Results per task.
     pub tasks: Vec<TaskOutcome>,
 }
 
@@ -104,62 +104,62 @@ pub struct Outcome {
 pub struct TaskOutcome {
     /// The task's name.
     pub task: String,
-    /// What was compared; lower is better.
+    /// The compared metric; lower is better.
     pub metric: Metric,
-    /// Whether learning rates were chosen on other held-out data than those that variants are compared on.
+    /// Whether learning rates were chosen on held-out data that the comparison does not use.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub separate_tuning: bool,
-    /// Each variant over its seeds.
+    /// Results per variant.
     pub variants: Vec<VariantOutcome>,
-    /// Each claim.
+    /// The claims.
     pub claims: Vec<ClaimOutcome>,
 }
 
 /// One variant over its seeds.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct VariantOutcome {
-    /// Name and attention; the task may have added words.
+    /// Name and attention, without the words that the task adds.
     #[serde(flatten)]
     pub variant: Variant,
-    /// Bytes that decoding keeps at the task's length, all layers and heads, one row.
+    /// Bytes of recurrent state or KV cache per sequence at the task's length, over all layers and heads.
     pub state_bytes: Option<u64>,
-    /// Numbers of the formula in them, without what rounding up to whole vectors adds.
+    /// Values of the formula in them, without padding to whole vectors.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub state_numbers: Option<u64>,
-    /// Whether that does not grow with the context.
+    /// Whether they are independent of the context.
     pub constant_state: bool,
-    /// The metric by seed, of the runs that finished: what claims are decided by.
+    /// The metric by seed, of the runs that finished. It decides the claims.
     #[serde(default)]
     pub numbers: Numbers,
-    /// Of these numbers.
+    /// Summary of these numbers.
     pub metric: Option<Summary>,
     /// Held-out loss on all tokens.
     pub loss: Option<Summary>,
-    /// On tokens that can only be recalled.
+    /// Held-out loss on recall tokens.
     pub recall: Option<Summary>,
-    /// On the others.
+    /// Held-out loss on the other tokens.
     pub rest: Option<Summary>,
-    /// Loss over the best possible.
+    /// Loss minus the entropy of the data.
     pub excess: Option<Summary>,
-    /// Held-out loss on positions that rows of training have, where rows of evaluations are longer.
+    /// Held-out loss within the training length, if evaluation is longer.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub within: Option<Summary>,
-    /// On positions beyond them.
+    /// Held-out loss beyond the training length.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub beyond: Option<Summary>,
-    /// The learning rate that is best for it, where each variant has its own.
+    /// The chosen learning rate, if it is tuned per variant.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rate: Option<f64>,
-    /// The runs that chose it, by rate, as places in [`Results::runs`].
+    /// Its tuning runs by learning rate, as indices into [`Results::runs`].
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub tuning: Vec<usize>,
-    /// Its runs by seed, as places in [`Results::runs`].
+    /// Its runs by seed, as indices into [`Results::runs`].
     pub runs: Vec<usize>,
-    /// How many of them failed.
+    /// Number of failed runs.
     pub failed: usize,
 }
 
-/// A number over seeds.
+/// A metric over seeds.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Summary {
     /// Mean.
@@ -168,16 +168,16 @@ pub struct Summary {
     pub deviation: Option<f64>,
     /// n
     pub count: usize,
-    /// The smallest; absent where only mean and deviation are known.
+    /// Minimum; absent in files that have only mean and deviation.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub least: Option<f64>,
-    /// The largest.
+    /// Maximum.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub greatest: Option<f64>,
 }
 
 impl Summary {
-    /// Of these numbers; `None` where there are none.
+    /// The summary of these numbers; `None` if there are none.
     pub fn of(numbers: &[f64]) -> Option<Summary> {
         let Statistic { mean, deviation, count } = Statistic::of(numbers)?;
         let (least, greatest) = numbers.iter().fold((mean, mean), |(least, greatest), &x| (x.min(least), x.max(greatest)));
@@ -194,19 +194,19 @@ impl std::fmt::Display for Summary {
     }
 }
 
-/// A claim and what became of it.
+/// A claim and its verdict.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ClaimOutcome {
-    /// What was claimed.
+    /// The claim.
     pub text: String,
-    /// How numbers over seeds decide it; absent where it is decided by closed forms.
+    /// The rule over seeds; absent for claims in closed form.
     pub rule: Option<Rule>,
     /// The rule in words.
     pub stated: String,
-    /// Other experiments that make the same claim by the same rule and runs, maybe in other words; it is counted once.
+    /// Other experiments with the same rule on the same runs; the claim is counted once.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub also: Vec<Id>,
-    /// What it came to.
+    /// The decision.
     #[serde(flatten)]
     pub decision: Decision,
 }
@@ -232,7 +232,7 @@ impl ClaimOutcome {
         }
     }
 
-    /// The rule, and which other experiments make the claim.
+    /// The rule, and the other experiments with this claim.
     pub fn with_rule(&self) -> String {
         let also: Vec<String> = self.also.iter().map(|id| id.name().to_uppercase()).collect();
         let shared = if also.is_empty() { String::new() } else { format!(" Also a claim of {}, counted once.", also.join(" and ")) };
@@ -243,9 +243,9 @@ impl ClaimOutcome {
 /// One run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Run {
-    /// Of its settings.
+    /// Hash of its settings.
     pub hash: String,
-    /// Its folder; the settings lie beside it under the same name with `.toml`.
+    /// Its folder. The settings are next to it, with the extension `.toml`.
     pub folder: String,
     /// The task's name.
     pub task: String,
@@ -253,22 +253,22 @@ pub struct Run {
     pub attention: String,
     /// Seed of weights and data.
     pub seed: u64,
-    /// Learning rate, where variants have their own.
+    /// Learning rate, if it is tuned per variant.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rate: Option<f64>,
-    /// Whether it is there to choose a learning rate: no claim is decided by it, and it may fail.
+    /// Whether it is a tuning run, which decides no claim and may fail.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub tuning: bool,
     /// `finished`, `failed` or `open`.
     pub status: String,
-    /// Why it failed.
+    /// The reason of a failure.
     pub note: String,
-    /// What it took.
+    /// Duration.
     pub seconds: f64,
-    /// Which builds made it; empty where that is not known.
+    /// The builds that made it; empty if unknown.
     #[serde(default)]
     pub provenance: Vec<Provenance>,
-    /// The last evaluation, of a finished run that at its last step; absent if it was not finite.
+    /// The last evaluation, for a finished run at its last step; absent if it is not finite.
     pub held_out: Option<Evaluation>,
     /// Held-out loss and loss on recall tokens by step.
     pub curve: Vec<CurvePoint>,
@@ -279,37 +279,37 @@ pub struct Run {
 /// An evaluation during training.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct CurvePoint {
-    /// Steps done.
+    /// Completed steps.
     pub step: u64,
-    /// On all tokens.
+    /// Loss on all tokens.
     pub loss: f64,
-    /// On recall tokens.
+    /// Loss on recall tokens.
     pub recall: Option<f64>,
-    /// On the others.
+    /// Loss on the other tokens.
     pub rest: Option<f64>,
-    /// Beyond the length of training.
+    /// Loss beyond the training length.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub beyond: Option<f64>,
-    /// Share of right answers, where the data is a task with answers.
+    /// Accuracy, for tasks with scored answers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub accuracy: Option<f64>,
 }
 
 impl Run {
-    /// Its seed and its number, if it finished.
+    /// Its seed and metric, if it finished.
     pub fn number(&self, metric: Metric) -> Option<(u64, f64)> {
         let found = self.held_out.filter(|_| self.status == "finished")?;
         Some((self.seed, metric.of(&found).filter(|number| number.is_finite())?))
     }
 }
 
-/// Whether two claims are one.
+/// Whether two claims have the same rule on the same task.
 fn same(one: &(Id, Option<&str>, &ClaimOutcome), other: &(Id, Option<&str>, &ClaimOutcome)) -> bool {
     std::ptr::eq(one.2, other.2) || one.2.rule.is_some() && (one.1, &one.2.rule) == (other.1, &other.2.rule)
 }
 
 impl Results {
-    /// Every claim of every experiment, with its task where there is one; shared ones as often as they are made.
+    /// Every claim of every experiment with its task; shared claims are repeated.
     pub fn claims(&self) -> impl Iterator<Item = (Id, Option<&str>, &ClaimOutcome)> {
         let trained = self.experiments.iter().flat_map(|outcome| {
             let own = outcome.tasks.iter().flat_map(|task| task.claims.iter().map(|claim| (outcome.id, Some(task.task.as_str()), claim)));
@@ -320,7 +320,7 @@ impl Results {
         trained.chain(computed)
     }
 
-    /// Every claim once: two claims are one where rule and task are the same, since then their runs are.
+    /// Every claim once: claims with the same rule and task have the same runs.
     pub fn distinct(&self) -> Vec<(Id, Option<&str>, &ClaimOutcome)> {
         let mut once: Vec<(Id, Option<&str>, &ClaimOutcome)> = Vec::new();
         for found in self.claims() {
@@ -331,7 +331,7 @@ impl Results {
         once
     }
 
-    /// Builds whose finished runs are among these, each with how many; several are a mixture.
+    /// The builds of finished runs, each with its number of runs.
     pub fn builds(&self) -> Vec<(String, usize)> {
         let mut builds: Vec<(String, usize)> = Vec::new();
         for run in self.runs.iter().filter(|run| run.status == "finished") {
@@ -344,7 +344,7 @@ impl Results {
         builds
     }
 
-    /// Whether every run has ended, and all that claims are decided by have finished. A learning rate may be too high for a variant.
+    /// Whether every run has ended and all runs that decide claims have finished. A tuning run may fail if its learning rate is too high.
     pub fn is_complete(&self) -> bool {
         let ended = |run: &Run| run.status == "finished" || run.tuning && run.status == "failed";
         let compared = |outcome: &VariantOutcome| !outcome.runs.is_empty();
@@ -352,7 +352,7 @@ impl Results {
         self.runs.iter().all(ended) && tasks.flat_map(|task| &task.variants).all(compared)
     }
 
-    /// Claims of a verdict, each once.
+    /// Number of distinct claims with a verdict.
     pub fn count(&self, verdict: Verdict) -> usize {
         self.distinct().iter().filter(|(_, _, claim)| claim.decision.verdict == verdict).count()
     }
@@ -370,7 +370,7 @@ impl Results {
         results
     }
 
-    /// Decides every claim over seeds by its rule, and notes which experiments share it.
+    /// Decides every claim over seeds by its rule, and records the experiments that share it.
     pub fn decide(&mut self) {
         for task in self.experiments.iter_mut().flat_map(|outcome| &mut outcome.tasks) {
             for outcome in &mut task.variants {
@@ -410,12 +410,11 @@ impl Results {
         }
     }
 
-    /// Reads a file of results, or that of a folder, and decides its claims by the rules of this program: those of earlier ones pooled
-    /// variances.
+    /// Reads a results file, or that of a folder, and decides its claims by the rules of this version: earlier versions pooled variances.
     pub fn read(path: &Path) -> Result<Results, Error> {
         let path = if path.is_dir() { path.join(FILE) } else { path.to_owned() };
         let text = std::fs::read_to_string(&path).map_err(termwise_model::Error::io("read", &path))?;
-        let wrong = |error: serde_json::Error| Error::Sizes(format!("{} is no file of results: {error}", path.display()));
+        let wrong = |error: serde_json::Error| Error::Sizes(format!("{} is not a results file: {error}", path.display()));
         let mut value: serde_json::Value = serde_json::from_str(&text).map_err(wrong)?;
         let format = value["format"].as_u64();
         if format.is_none_or(|format| format > FORMAT.into()) {
@@ -426,7 +425,7 @@ impl Results {
             )));
         }
         if format == Some(1) {
-            // Differences have other fields there, and are computed anew.
+            // Differences have other fields in this format and are recomputed.
             let tasks = value["experiments"].as_array_mut().into_iter().flatten().flat_map(|outcome| outcome["tasks"].as_array_mut());
             let claims = tasks.flatten().flat_map(|task| task["claims"].as_array_mut()).flatten();
             claims.for_each(|claim| claim["difference"] = serde_json::Value::Null);
@@ -437,7 +436,7 @@ impl Results {
         Ok(results)
     }
 
-    /// Writes the file into a folder.
+    /// Writes the file to a folder.
     pub fn write(&self, folder: &Path) -> Result<(), Error> {
         let path = folder.join(FILE);
         let written = write_whole(&path, termwise_report::to_json(self, Some(&self.environment.provenance)).as_bytes());

@@ -1,8 +1,7 @@
-//! From declarations to runs: every combination of task, variant and seed, shared ones once.
+//! From declarations to runs: every combination of task, variant and seed; shared runs once.
 //!
-//! Where a task has several learning rates there are two rounds: first every variant at every rate with one seed, then every variant
-//! at its own best rate with other seeds. The first round is evaluated on other held-out documents than the second, so no rate is chosen on the data
-//! that decide the claims.
+//! A task with several learning rates has two rounds: every variant at every rate with one seed, then every variant at its best rate with
+//! other seeds. The rounds are evaluated on different held-out documents, so no rate is chosen on the data that decides the claims.
 
 use std::collections::HashMap;
 
@@ -16,35 +15,35 @@ use crate::Error;
 /// The runs of some experiments.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Schedule {
-    /// Every run once. Seeds come slowest, so that a command that is broken off has something of everything.
+    /// Every run once. Seeds vary slowest, so an interrupted command has runs of every variant.
     pub plan: Plan,
     /// For each experiment, task, variant and seed, in this order, the run in the plan.
     pub places: Vec<Place>,
-    /// Runs that wait for others, which choose their learning rates.
+    /// Runs whose learning rate is not chosen yet.
     pub waiting: usize,
-    /// Seeds of the runs that are compared.
+    /// Number of seeds of the comparison.
     seeds: usize,
 }
 
-/// What a run is for.
+/// The role of a run.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Place {
-    /// Among the experiments.
+    /// Index of the experiment.
     pub experiment: usize,
-    /// Among its tasks.
+    /// Index of the task.
     pub task: usize,
-    /// Among its variants.
+    /// Index of the variant.
     pub variant: usize,
-    /// From 1 on; [`TUNING_SEED`] for a run that chooses a learning rate.
+    /// From 1; [`TUNING_SEED`] for a tuning run.
     pub seed: usize,
-    /// Where it is not that of the task.
+    /// Learning rate, if it is not that of the task.
     pub rate: Option<f64>,
-    /// Among the plan's runs.
+    /// Index of the run in the plan.
     pub job: usize,
 }
 
 impl Place {
-    /// Whether it is there to choose a learning rate, and not compared with others.
+    /// Whether the run chooses a learning rate and is not part of the comparison.
     pub fn is_tuning(&self) -> bool {
         self.seed == TUNING_SEED
     }

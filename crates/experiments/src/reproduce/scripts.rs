@@ -1,4 +1,4 @@
-//! Scripts that train the paper's models with PyTorch: on one machine with GPUs, and by Slurm. They are to be read and changed.
+//! Scripts that train the paper's models with PyTorch, on one machine with GPUs and with Slurm. Edit them before use.
 
 use termwise_report::{Unit, duration};
 
@@ -6,15 +6,15 @@ use super::paper::PaperRun;
 
 /// GPUs of a machine that memory and time are planned for.
 pub const GPUS: u64 = 8;
-/// A job asks for so much more time than is planned: shares of peaks are assumed, and checkpoints and evaluations are not counted.
+/// Requested time as a multiple of the estimate, which assumes a share of peak performance and omits checkpoints and evaluations.
 const SLACK: f64 = 2.0;
-/// More than any scheduler gives; a run that needs longer goes on when its job is submitted again.
+/// Maximum requested time; a longer run resumes when its job is submitted again.
 const LONGEST_HOURS: f64 = 168.0;
 
 const ABOUT: &str = "\
-# Each run is a folder in runs/, as `termwise train` makes it: `termwise runs runs` lists them, `termwise eval`, `spectrum` and `cut` read them.
-# However it ends, started again it goes on from its newest checkpoint; what is finished ends at once.
-# Memory and time are planned by data sheets and counted operations, not measured: nobody has run this on such a machine.
+# Each run is a folder in runs/, as written by `termwise train`: `termwise runs runs` lists them; `termwise eval`, `spectrum` and `truncate` read them.
+# A restarted run resumes from its newest checkpoint; a finished run exits immediately.
+# Memory and time are estimates from data sheets and operation counts. They were not measured.
 ";
 
 fn list(runs: &[PaperRun]) -> String {

@@ -1,42 +1,35 @@
-//! First questions about the write rule, decays, windows and far keys. Nobody's paper, so that each claim is what one would expect.
+//! Experiments on the delta rule, decay, windows and far keys. They are not from a paper; each claim states an expectation.
 //!
-//! Every variant gets the learning rate that suits it from one grid ([`RATES`]), chosen with one run of another seed, and is then compared over
-//! seeds. Models have one layer, so that a state does the work and nothing is passed on from layer to layer.
+//! The learning rate of each variant is chosen from one grid ([`RATES`]) with one run of another seed; variants are then compared over seeds.
+//! Models have one layer, so all recall uses one state.
 
 use toml::{Table, Value};
 
 use super::claim::{Claim, Rule};
 use super::experiment::{Experiment, Id, Metric, Task, Variant};
 use super::list::{SOFTMAX, lower, variant};
-use super::scale::{Scale, table};
+use super::scale::{ONE_LAYER, Scale, table};
 
 /// Each a factor of 2.5 from the next.
 const RATES: [f64; 4] = [1.6e-3, 4e-3, 1e-2, 2.5e-2];
 
 /// The first held-out document on which learning rates are chosen, beyond those of every task.
-pub(super) const TUNING_DOCUMENTS: usize = 1 << 20;
+const TUNING_DOCUMENTS: usize = 1 << 20;
+
+/// The settings of tuning runs: other documents of the task of these settings.
+pub(super) fn tuning_documents(base: &Table) -> Table {
+    let language = base.get("language").and_then(Value::as_str).unwrap_or_default();
+    let other = format!("{language} held_out_from={TUNING_DOCUMENTS}").trim_start().to_owned();
+    Table::from_iter([("language".to_owned(), Value::String(other))])
+}
 
 /// Orders that are compared, each with a head dimension d that makes all states about equal: C(d + n − 1, n)·d is 324, 288 and 336.
 const ORDERS: [(usize, i64); 3] = [(1, 18), (2, 8), (3, 6)];
 
-/// Shared by all.
-const BASE: &str = r#"
-hidden = 64
-mlp = 64
-heads = 1
-head_dim = 16
-layers = 1
-rope_theta = 1e6
-init_std = 0.2
-batch = 16
-warmup = 30
-eval_batches = 0
-log_every = 100
-checkpoint_every = 0
-keep = 1
-"#;
+/// Shared by all, in addition to [`ONE_LAYER`].
+const BASE: &str = "init_std = 0.2\nlog_every = 100\n";
 
-/// All of eight facts are stated twice, then asked for.
+/// Eight facts are stated twice, then queried.
 const OVERWRITTEN: &str = r#"
 language = "length=64 facts=8 updates=8 keys=16 values=16 words=4 branching=2 fact_rate=0.95 question_rate=0.95 held_out=256"
 length = 64
@@ -54,7 +47,7 @@ steps = 1200
 eval_every = 300
 "#;
 
-/// Facts are asked for once each, further away than any window reaches. More steps, since fewer tokens ask for something.
+/// Each fact is queried once, farther away than any window reaches. More steps, because fewer tokens are queries.
 const FAR: &str = r#"
 language = "length=80 facts=8 gap=40 keys=16 values=16 words=4 branching=2 fact_rate=1 question_rate=1 held_out=192"
 length = 80
@@ -62,17 +55,15 @@ steps = 2500
 eval_every = 625
 "#;
 
-/// A few steps that show nothing.
+/// A few steps, for tests.
 const SHORT: &str = "steps = 4\nwarmup = 1\neval_every = 2\nlog_every = 2\nhidden = 8\nmlp = 8\n";
 
-/// None where there is no time for a grid of learning rates.
+/// Empty at scales without time for a grid of learning rates.
 fn tasks(scale: Scale, name: &str, base: &str, words: &'static str, metric: Metric) -> Vec<Task> {
     let task = |above: &[&str], rates: &[f64]| {
-        let texts: Vec<&str> = [BASE, base].iter().chain(above).copied().collect();
+        let texts: Vec<&str> = [ONE_LAYER, BASE, base].iter().chain(above).copied().collect();
         let base = table(&texts);
-        let language = base.get("language").and_then(Value::as_str).unwrap_or_default();
-        let other = Value::String(format!("{language} held_out_from={TUNING_DOCUMENTS}"));
-        let tuning = Table::from_iter([("language".to_owned(), other)]);
+        let tuning = tuning_documents(&base);
         vec![Task { name: name.into(), base, words, metric, rates: rates.into(), tuning }]
     };
     match scale {
@@ -82,8 +73,8 @@ fn tasks(scale: Scale, name: &str, base: &str, words: &'static str, metric: Metr
     }
 }
 
-/// One order, alone: unit queries and keys, so that the write rule is stable, an output norm in place of a denominator, and no RoPE, as in
-/// the mixers that are built like this.
+/// A single order with unit queries and keys, which make the delta rule stable, an output norm instead of a denominator, and no RoPE, as in
+/// DeltaNet.
 fn orders(scale: Scale, writes: &[(&str, &str)]) -> Vec<Variant> {
     let mut variants = vec![variant(SOFTMAX, "softmax")];
     for (order, head_dim) in ORDERS.into_iter().filter(|(order, _)| *order == 1 || !scale.is_short()) {
@@ -115,7 +106,7 @@ fn above(one: String, bound: f64, text: String) -> Claim {
     claim(text, Rule::Above { one, bound })
 }
 
-/// Claims about an order, for those that are compared at this scale.
+/// The claims about each order of this scale.
 fn for_orders(scale: Scale, claims: impl Fn(usize) -> Vec<Claim>) -> Vec<Claim> {
     let orders = ORDERS.iter().map(|(order, _)| *order).filter(|order| *order == 1 || !scale.is_short());
     orders.flat_map(claims).collect()
@@ -143,7 +134,7 @@ pub fn overwrite(scale: Scale) -> Experiment {
     };
     Experiment {
         id: Id::Overwrite,
-        question: "What do orders, the write rule and decay do, at equal bytes of state, when facts are overwritten?",
+        question: "How do Taylor orders, the delta rule and decay compare at equal state size when facts are overwritten?",
         paper: "At order 1 the write rule is DeltaNet and with decay Gated DeltaNet, made for this; of other orders nothing is published.",
         variants: orders(scale, &[("", ""), (DELTA, " write=delta")]),
         tasks: tasks(scale, "overwritten facts", OVERWRITTEN, "conv=3", Metric::Recall),
@@ -151,7 +142,7 @@ pub fn overwrite(scale: Scale) -> Experiment {
     }
 }
 
-/// Parity is kept where the loss is below, and not where it is above; who knows nothing has 0.693.
+/// Parity is tracked if the loss is below the first, and not tracked if it is above the second; chance is 0.693.
 const KEPT: f64 = 0.1;
 const LOST: f64 = 0.5;
 
@@ -168,7 +159,7 @@ pub fn parity(scale: Scale) -> Experiment {
     claims.push(above(SOFTMAX.into(), LOST, "softmax cannot".into()));
     Experiment {
         id: Id::Parity,
-        question: "Which of them keep parity at four times the length of training?",
+        question: "Which of them track parity at four times the training length?",
         paper: "With β in (0, 2) the delta rule learns parity and keeps it beyond the length of training, with β in (0, 1) it cannot \
             (arXiv 2411.12537, order 1).",
         variants: orders(scale, &[("", ""), (DELTA, " write=delta"), (DELTA_2, " write=delta,2")]),

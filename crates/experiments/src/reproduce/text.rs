@@ -21,7 +21,7 @@ use crate::Error;
 const RATES: [f64; 4] = [7.5e-4, 1.5e-3, 3e-3, 6e-3];
 /// The smallest difference that counts, in nats per token.
 const LEAST: f64 = 0.02;
-/// Training tokens per run unless another number is asked for: 2,048 steps.
+/// Default number of training tokens per run: 2,048 steps.
 pub const TOKENS: u64 = 1 << 22;
 /// The part of the held-out text on which learning rates are chosen, and the part on which variants are compared.
 const TUNING_RANGE: &str = "0..0.3";
@@ -47,20 +47,8 @@ checkpoint_every = 100
 keep = 1
 "#;
 
-/// A few steps that show nothing.
-const TEST: &str = r#"
-recipe = "default"
-hidden = 32
-mlp = 16
-heads = 2
-layers = 1
-length = 32
-batch = 2
-eval_batches = 0
-log_every = 2
-checkpoint_every = 0
-keep = 1
-"#;
+/// A few steps, for tests: overrides of [`MODEL`].
+const TEST: &str = "hidden = 32\nmlp = 16\nheads = 2\nlayers = 1\nlength = 32\nbatch = 2\nlog_every = 2\ncheckpoint_every = 0\n";
 
 /// The training text and the held-out text that the options name: one folder with `train.txt` and `valid.txt`, or files. Without a held-out text the end
 /// of the training text is held out.
@@ -118,7 +106,7 @@ fn vocabularies(scale: Scale) -> Vec<usize> {
 /// The task of a tokenization; `words` are added to every attention.
 fn task(options: &Options, name: &str, tokenizer: Option<&Path>, words: &'static str) -> Result<Task, Error> {
     let (train, valid) = files(options)?;
-    let mut base = table(&[if options.scale == Scale::Test { TEST } else { MODEL }]);
+    let mut base = table(&[MODEL, if options.scale == Scale::Test { TEST } else { "" }]);
     let number = |key: &str| base.get(key).and_then(Value::as_integer).unwrap_or(1).max(1) as u64;
     let per_step = number("batch") * number("length");
     let steps = (options.tokens.unwrap_or(TOKENS) / per_step).max(3);
@@ -139,7 +127,7 @@ fn task(options: &Options, name: &str, tokenizer: Option<&Path>, words: &'static
     Ok(Task { name: name.into(), base, words, metric: Metric::Loss, rates: rates.into(), tuning })
 }
 
-/// Steps, and what follows from them. A warmup of 4 % of the steps.
+/// Steps, warmup (4 % of the steps) and evaluation interval.
 fn duration(steps: u64, eval_every: u64) -> Table {
     let entries = [("steps", steps), ("warmup", (steps / 25).max(1)), ("eval_every", eval_every)];
     entries.map(|(key, value)| (key.to_owned(), Value::Integer(value as i64))).into_iter().collect()
@@ -332,7 +320,7 @@ fn families() -> Experiment {
     variants.push(variant("Based (all layers)", "based"));
     Experiment {
         id: Id::Families,
-        question: "Where are the other recurrent families between linear attention and softmax?",
+        question: "How do other recurrent families compare with linear attention and softmax?",
         paper: "Each family is published at other sizes, on other data, with other tokenizers.",
         variants,
         tasks: Vec::new(),

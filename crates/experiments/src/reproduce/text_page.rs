@@ -2,12 +2,16 @@
 
 use std::collections::BTreeMap;
 
-use termwise_report::{Axis, Band, Block, Cell, Chart, Figure, Layer, Line, Point, Points, Scale as AxisScale, Section, Table, Unit};
+use termwise_report::{
+    Axis, Band, Block, Cell, Chart, Figure, Layer, Line, Point, Points, Rule, Scale as AxisScale, Section, Table, Unit, counted, ramp,
+};
 use termwise_train::eval::Part;
 use termwise_train::slices::Slices;
 
+use super::figures::highest_order;
 use super::list::{LINEAR, SOFTMAX, series};
-use super::results::{Outcome, Results, Summary, TaskOutcome, VariantOutcome};
+use super::mqar::SOLVED;
+use super::results::{Outcome, Results, Run, Summary, TaskOutcome, VariantOutcome};
 use super::text::{ORDERS, TOKENS, plain};
 use super::{Id, recall};
 
@@ -22,78 +26,97 @@ fn metric(task: &TaskOutcome, name: &str) -> Option<Summary> {
     task.variants.iter().find(|outcome| outcome.variant.name == name)?.metric
 }
 
-/// What a caption states: model, tokens, seeds, chance level.
+/// Model, tokens and chance level, for captions.
 fn setting(results: &Results) -> String {
     let tokens = results.tokens.unwrap_or(TOKENS) as f64 / 1e6;
+    let open = results.runs.iter().filter(|run| run.status == "open").count();
+    let open = if open > 0 { format!(" **Preliminary: {open} of {} runs have not finished.**", results.runs.len()) } else { String::new() };
     format!(
-        "Llama with 4 layers and width 128, context 512, {tokens:.1} M training tokens, bytes as tokens; uniform predictions have ln 257 = 5.549 nats. \
-         Bytes were chosen because the gap appears within this budget."
+        "Llama with 4 layers and width 128, context 512, {tokens:.1} M training tokens, bytes as tokens; uniform predictions have a loss of \
+         ln 257 = 5.549 nats. Bytes were chosen because the gap appears within this budget.{open}"
     )
 }
 
-/// The first screen: one figure and two sentences.
-pub fn lead(results: &Results) -> Vec<Block> {
-    let mut blocks = Vec::new();
-    for (id, name) in [(Id::Orders, "loss-by-order"), (Id::OrdersConv, "loss-by-order-conv")] {
-        let Some(task) = of(results, id).and_then(|outcome| outcome.tasks.first()) else { continue };
-        let Some((figure, left_out)) = loss_by_order(task) else { continue };
-        if blocks.is_empty() {
-            blocks.push(Block::Text(answer(results)));
-        }
-        let conv =
-            if id == Id::OrdersConv { " Every variant has a short convolution (conv=4)." } else { " No variant has a short convolution." };
-        let caption = format!("Mean, and smallest to largest over seeds. {}{conv}{left_out}", setting(results));
-        blocks.push(Block::Figure { name: name.into(), figure, caption });
-    }
-    blocks
+/// `Mean, minimum and maximum over 3 seeds.`
+fn spread(task: &TaskOutcome) -> String {
+    let seeds = task.variants.iter().filter_map(|outcome| Some(outcome.metric?.count)).max().unwrap_or(0);
+    format!("Mean, minimum and maximum over {}.", counted(seeds, "seed"))
 }
 
-/// How far orders close the gap, in two sentences.
+/// The first screen: two sentences and one figure.
+pub fn lead(results: &Results) -> Vec<Block> {
+    let figure = [false, true].into_iter().find_map(|conv| order_block(results, conv));
+    figure.map_or(Vec::new(), |figure| vec![Block::Text(answer(results)), figure])
+}
+
+/// Figure 1, with or without a short convolution.
+fn order_block(results: &Results, conv: bool) -> Option<Block> {
+    let (id, name) = if conv { (Id::OrdersConv, "loss-by-order-conv") } else { (Id::Orders, "loss-by-order") };
+    let task = of(results, id)?.tasks.first()?;
+    let (figure, left_out) = loss_by_order(task)?;
+    let conv = if conv { "Every variant has a short convolution (conv=4)." } else { "No variant has a short convolution." };
+    let caption = format!("{} {conv} {}{left_out}", spread(task), setting(results));
+    Some(Block::Figure { name: name.into(), figure, caption })
+}
+
+/// How far orders close the gap, and the highest order with less state than the cache, in two sentences.
 fn answer(results: &Results) -> String {
-    let sentence = |id: Id, when: &str| {
+    let closed = |id: Id| {
         let task = of(results, id)?.tasks.first()?;
-        let [softmax, linear] = [SOFTMAX, LINEAR].map(|name| metric(task, name));
-        let (softmax, linear) = (softmax?.mean, linear?.mean);
+        let (softmax, linear) = (metric(task, SOFTMAX)?.mean, metric(task, LINEAR)?.mean);
         let closed = |order: usize| {
             let share = (linear - metric(task, &series(order))?.mean) / (linear - softmax);
             Some(format!("orders 0..{order} close {:.0} %", 100.0 * share))
         };
         let closed: Vec<String> = [2, 4, 10].into_iter().filter_map(closed).collect();
-        let closed = if closed.is_empty() { String::new() } else { format!(" of which {}", closed.join(", ")) };
-        Some(format!("{when}, linear attention is {:.3} nats per byte above softmax,{closed}.", linear - softmax))
+        let closed = if closed.is_empty() { String::new() } else { format!(", of which {}", closed.join(", ")) };
+        Some((linear - softmax, closed))
     };
-    let sentences = [sentence(Id::Orders, "Without a short convolution"), sentence(Id::OrdersConv, "With one in every variant")];
-    sentences.into_iter().flatten().collect::<Vec<_>>().join(" ")
+    let mut sentences = Vec::new();
+    if let Some((gap, closed)) = closed(Id::Orders) {
+        sentences.push(format!("Without a short convolution, linear attention is {gap:.3} nats per byte above softmax{closed}."));
+    }
+    if let Some((gap, closed)) = closed(Id::OrdersConv) {
+        sentences.push(format!("With a short convolution in every variant, the gap is {gap:.3} nats{closed}."));
+    }
+    if sentences.len() < 2 {
+        sentences.extend([Id::Orders, Id::OrdersConv].into_iter().find_map(|id| smaller_than_the_cache(of(results, id)?.tasks.first()?)));
+    }
+    sentences.join(" ")
+}
+
+/// The highest order whose state is smaller than the cache of softmax.
+fn smaller_than_the_cache(task: &TaskOutcome) -> Option<String> {
+    let bytes = |name: &str| task.variants.iter().find(|outcome| outcome.variant.name == name)?.state_bytes;
+    let cache = bytes(SOFTMAX)?;
+    let (order, state) = ORDERS.into_iter().filter_map(|order| Some((order, bytes(&series(order))?))).rfind(|(_, state)| *state < cache)?;
+    let [state, cache] = [state, cache].map(|bytes| Unit::Bytes.format(bytes as f64));
+    Some(format!("Orders 0..{order} are the highest whose state ({state}) is smaller than the KV cache of softmax ({cache})."))
 }
 
 /// Figure 1, and a sentence about points that are not in it.
 fn loss_by_order(task: &TaskOutcome) -> Option<(Figure, String)> {
-    let references = [(SOFTMAX, 0), (LINEAR, 2), ("Norm", 3), ("Gate", 4)];
-    let known: Vec<(&str, usize, f64)> =
-        references.iter().filter_map(|&(name, color)| Some((name, color, metric(task, name)?.mean))).collect();
-    let limit = known.iter().map(|known| known.2).fold(f64::NEG_INFINITY, f64::max) + BEYOND;
+    let known: Vec<(&str, f64)> =
+        [SOFTMAX, LINEAR, "Norm", "Gate"].into_iter().filter_map(|name| Some((name, metric(task, name)?.mean))).collect();
+    let limit = known.iter().map(|known| known.1).fold(f64::NEG_INFINITY, f64::max) + BEYOND;
     let all: Vec<(usize, Summary)> = ORDERS.into_iter().filter_map(|order| Some((order, metric(task, &series(order))?))).collect();
     let (shown, beyond): (Vec<_>, Vec<_>) = all.into_iter().partition(|(_, found)| found.greatest.unwrap_or(found.mean) <= limit);
     if shown.is_empty() {
         return None;
     }
-    let x = |order: usize| order as f64;
+    let color = |name: &str| family(name).color;
+    let points = shown.iter().map(|(order, found)| (*order as f64, found.mean)).collect();
+    // The line has the middle of the ramp.
     let name = "Taylor orders 0..p".to_owned();
-    let band = shown.iter().filter_map(|(order, found)| Some((x(*order), found.least?, found.greatest?))).collect();
-    let mut layers = vec![Layer::Band(Band { name: name.clone(), color: 1, points: band })];
-    for (reference, color, mean) in known {
-        let points = vec![(x(ORDERS[0]), mean), (x(ORDERS[ORDERS.len() - 1]), mean)];
-        layers.push(Layer::Line(Line { name: reference.into(), color, dashed: true, points }));
-    }
-    let points = shown.iter().map(|(order, found)| (x(*order), found.mean)).collect();
-    layers.push(Layer::Line(Line { name: name.clone(), color: 1, dashed: false, points }));
-    let point = |(order, found): &(usize, Summary)| {
-        Point::new(x(*order), found.mean).within(found.least.unwrap_or(found.mean), found.greatest.unwrap_or(found.mean))
-    };
-    layers.push(Layer::Points(Points { name: String::new(), color: 1, points: shown.iter().map(point).collect() }));
+    let mut layers = vec![Layer::Line(Line { name, color: ramp(ORDERS.len() / 2, ORDERS.len()), dashed: false, points })];
+    layers.extend(shown.iter().map(|(order, found)| {
+        let point = Point::new(*order as f64, found.mean).within(found.least.unwrap_or(found.mean), found.greatest.unwrap_or(found.mean));
+        Layer::Points(Points { name: String::new(), color: color(&series(*order)), points: vec![point] })
+    }));
+    layers.extend(known.into_iter().map(|(name, y)| Layer::Rule(Rule { y, label: name.into(), color: color(name) })));
     let chart = Chart {
         title: "held-out loss, nats per byte".into(),
-        x: Axis::new("highest Taylor order p", AxisScale::Linear, Unit::Number),
+        x: Axis::new("highest Taylor order p", AxisScale::Linear, Unit::Number).at(ORDERS.map(|order| order as f64)),
         y: Axis::new("", AxisScale::Linear, Unit::Number),
         layers,
     };
@@ -109,19 +132,44 @@ fn loss_by_order(task: &TaskOutcome) -> Option<(Figure, String)> {
     Some((figure, left_out))
 }
 
-/// Family, its color, and what is left of the name of one member.
-fn family(name: &str) -> (&'static str, usize, String) {
-    let short = |prefix: &str| name.strip_prefix(prefix).unwrap_or(name).trim_start_matches([',', ' ']).to_owned();
+/// The name of a variant in figures. A family has one colour, and Taylor orders have a sequential ramp. Norm and Gate, which have no state, share theirs with
+/// families that they are never shown with.
+struct Family {
+    name: &'static str,
+    color: usize,
+    /// The variant within its family.
+    member: String,
+}
+
+fn family(name: &str) -> Family {
+    let of = |family: &'static str, color: usize, member: &str| Family { name: family, color, member: member.to_owned() };
+    let after = |prefix: &str| name.strip_prefix(prefix).unwrap_or(name).trim_start_matches([',', ' ']).to_owned();
     match name {
-        SOFTMAX => ("softmax, full cache", 0, String::new()),
-        _ if name.starts_with("window") && name.contains("far") => ("window and far orders", 6, short("window 32 and far orders ")),
-        _ if name.starts_with("window") => ("sliding window", 1, short("window ")),
-        _ if name.starts_with(LINEAR) => ("linear ELU + 1", 2, short(LINEAR)),
-        _ if name.contains("elta") => ("delta rule", 4, name.replace(", unit keys", "")),
-        _ if name.contains("unit keys") => ("unit keys, no delta rule", 5, name.replace(", unit keys", "")),
-        _ if name.starts_with("orders") => ("Taylor orders", 3, short("orders ")),
-        _ if name.starts_with("Based") => ("Based", 8, String::new()),
-        _ => ("decay", 7, name.to_owned()),
+        SOFTMAX => of("softmax, full cache", 0, ""),
+        "Norm" => of("Norm", 1, ""),
+        "Gate" => of("Gate", 8, ""),
+        _ if name.starts_with("window") && name.contains("far") => of("window + far orders", 7, &after("window 32 and far orders ")),
+        _ if name.starts_with("Based") => of("window + far orders", 7, "Based"),
+        _ if name.starts_with("window") => of("sliding window", 1, &after("window ")),
+        _ if name.starts_with(LINEAR) => of("linear ELU + 1", 3, &after(LINEAR)),
+        // Unit queries and keys: order 1 is DeltaNet with another norm, higher orders are new.
+        _ if name.contains(", unit keys") || name.starts_with("order ") => {
+            let member = name.replace(", unit keys", "").replace(", delta", "");
+            let member = member.trim_start_matches("orders ").trim_start_matches("order ");
+            if name.contains(", delta") { of("order n, delta rule", 4, member) } else { of("order n, no delta rule", 5, member) }
+        }
+        _ if name.ends_with("DeltaNet") || name.contains("DeltaNet,") => of(
+            "DeltaNet",
+            6,
+            &name.replace("Gated DeltaNet", "gated").trim_start_matches("DeltaNet").trim_start_matches([',', ' ']).to_owned(),
+        ),
+        _ => match highest_order(name) {
+            Some(order) => {
+                let step = ORDERS.iter().position(|known| *known >= order).unwrap_or(ORDERS.len() - 1);
+                of("Taylor orders 0..p", ramp(step, ORDERS.len()), &after("orders "))
+            }
+            None => of("decay", 8, name),
+        },
     }
 }
 
@@ -156,79 +204,122 @@ fn pareto<'a>(points: &[&'a VariantOutcome]) -> Vec<&'a VariantOutcome> {
     front
 }
 
-/// Figure 2.
+/// Figure 2, and sentences about it.
 fn loss_by_state(results: &Results, conv: bool) -> Option<(Figure, String)> {
-    let all = points(results, conv);
-    let references: Vec<f64> =
-        all.iter().filter(|one| [SOFTMAX, LINEAR].contains(&&*one.variant.name)).filter_map(|one| Some(one.metric?.mean)).collect();
-    let limit = references.iter().copied().fold(f64::NEG_INFINITY, f64::max) + BEYOND;
+    let (chart, sentences) = by_state(points(results, conv), "held-out loss, nats per byte", "recurrent state, or KV cache at 512 tokens")?;
+    let which = if conv { "conv=4 in every variant" } else { "no short convolution" };
+    let figure = Figure {
+        title: format!("Held-out loss against bytes of state, {which}"),
+        description: "One point per variant: bytes of recurrent state or KV cache, and mean held-out loss, in families.".into(),
+        panels: vec![chart.into()],
+    };
+    Some((figure, sentences))
+}
+
+/// The metric against bytes of state, with the Pareto front, and sentences that name its variants and those that are not shown.
+fn by_state(all: Vec<&VariantOutcome>, y: &str, x: &str) -> Option<(Chart, String)> {
+    let mean = |name: &str| Some(all.iter().find(|one| one.variant.name.starts_with(name))?.metric?.mean);
+    let limit = [SOFTMAX, LINEAR].into_iter().filter_map(mean).fold(f64::NEG_INFINITY, f64::max) + BEYOND;
+    let cache = all.iter().find(|one| one.variant.name == SOFTMAX).and_then(|one| one.state_bytes).unwrap_or(u64::MAX);
+    let (all, larger): (Vec<_>, Vec<_>) = all.into_iter().partition(|one| one.state_bytes.is_some_and(|bytes| bytes <= cache));
     let (shown, beyond): (Vec<_>, Vec<_>) = all.into_iter().partition(|one| one.metric.is_some_and(|found| found.mean <= limit));
     if shown.len() < 3 {
         return None;
     }
-    let mut families: BTreeMap<usize, (&str, Vec<Point>)> = BTreeMap::new();
-    for outcome in &shown {
-        let (name, color, short) = family(&outcome.variant.name);
-        let (Some(bytes), Some(found)) = (outcome.state_bytes, outcome.metric) else { continue };
-        let point = Point::new(bytes as f64, found.mean).within(found.least.unwrap_or(found.mean), found.greatest.unwrap_or(found.mean));
-        families.entry(color).or_insert((name, Vec::new())).1.push(point.named(short));
-    }
-    let front = pareto(&shown);
     let place = |outcome: &&VariantOutcome| Some((outcome.state_bytes? as f64, outcome.metric?.mean));
-    let mut layers =
-        vec![Layer::Line(Line { name: "Pareto front".into(), color: 0, dashed: true, points: front.iter().filter_map(place).collect() })];
-    layers.extend(families.into_iter().map(|(color, (name, points))| Layer::Points(Points { name: name.into(), color, points })));
-    let chart = Chart {
-        title: "held-out loss, nats per byte".into(),
-        x: Axis::new("recurrent state, or cache at 512 tokens", AxisScale::Log, Unit::Bytes),
-        y: Axis::new("", AxisScale::Linear, Unit::Number),
-        layers,
-    };
-    let names: Vec<&str> = front.iter().map(|outcome| outcome.variant.name.as_str()).collect();
-    let mut caption = format!("On the Pareto front: {}.", names.join("; "));
-    if !beyond.is_empty() {
-        let names: Vec<&str> = beyond.iter().map(|outcome| outcome.variant.name.as_str()).collect();
-        caption += &format!(" Not shown, because they are far above: {}.", names.join("; "));
+    let front = pareto(&shown);
+    let line = Line { name: "Pareto front".into(), color: 0, dashed: true, points: front.iter().filter_map(place).collect() };
+    let mut layers = vec![Layer::Line(line)];
+    let mut members: Vec<(Family, &VariantOutcome)> = shown.iter().map(|outcome| (family(&outcome.variant.name), *outcome)).collect();
+    members.sort_by_key(|(family, _)| family.color);
+    // The legend is in the order of families.
+    layers.extend(
+        members.iter().map(|(family, _)| Layer::Points(Points { name: family.name.into(), color: family.color, points: Vec::new() })),
+    );
+    // Points of the front choose the places of their labels first.
+    members.sort_by_key(|(_, outcome)| !front.iter().any(|other| other.variant.name == outcome.variant.name));
+    for (family, outcome) in members {
+        let (Some((bytes, value)), Some(found)) = (place(&outcome), outcome.metric) else { continue };
+        let point = Point::new(bytes, value).within(found.least.unwrap_or(value), found.greatest.unwrap_or(value)).named(family.member);
+        layers.push(Layer::Points(Points { name: family.name.into(), color: family.color, points: vec![point] }));
     }
-    let which = if conv { "conv=4 in every variant" } else { "no short convolution" };
-    Some((
-        Figure {
-            title: format!("Held-out loss against bytes of state, {which}"),
-            description: "One point per variant: bytes of recurrent state or KV cache, and mean held-out loss, in families.".into(),
-            panels: vec![chart.into()],
-        },
-        caption,
-    ))
+    let names = |outcomes: &[&VariantOutcome]| outcomes.iter().map(|outcome| outcome.variant.name.as_str()).collect::<Vec<_>>().join("; ");
+    let mut sentences = format!("On the Pareto front: {}.", names(&front));
+    for (outcomes, reason) in [(beyond, "their loss is far above"), (larger, "their state is larger than the cache")] {
+        if !outcomes.is_empty() {
+            sentences += &format!(" Not shown, because {reason}: {}.", names(&outcomes));
+        }
+    }
+    let (x, axis) = (Axis::new(x, AxisScale::Log, Unit::Bytes), Axis::new("", AxisScale::Linear, Unit::Number));
+    Some((Chart { title: y.into(), x, y: axis, layers }, sentences))
 }
 
-/// The gap to softmax by training tokens, one panel per tokenization.
+/// The first screen of MQAR.
+pub fn mqar_lead(results: &Results) -> Vec<Block> {
+    let mut blocks =
+        vec![Block::Text(format!("{ABOUT_MQAR} A run has solved the task if its accuracy on the test examples is at least {SOLVED}."))];
+    let Some(task) = of(results, Id::Mqar).and_then(|outcome| outcome.tasks.first()) else { return blocks };
+    let seeds = |outcome: &&VariantOutcome| {
+        let solved = outcome.numbers.iter().filter(|(_, error)| 1.0 - error >= SOLVED).count();
+        outcome.metric.map(|_| format!("{} {solved} of {}", outcome.variant.name, outcome.runs.len()))
+    };
+    let solved: Vec<String> = task.variants.iter().filter_map(|outcome| seeds(&outcome)).collect();
+    if !solved.is_empty() {
+        blocks.insert(0, Block::Text(format!("Seeds that solve multi-query associative recall: {}.", solved.join(", "))));
+    }
+    let shown = task.variants.iter().filter(|outcome| outcome.metric.is_some()).collect();
+    if let Some((chart, sentences)) = by_state(shown, task.metric.name(), "recurrent state, or KV cache at the length of training") {
+        let figure = Figure {
+            title: format!("{}: wrong answers against bytes of state", task.task),
+            description: "One point per variant: bytes of recurrent state or KV cache, and mean share of wrong answers, in families."
+                .into(),
+            panels: vec![chart.into()],
+        };
+        blocks.insert(1, Block::Figure { name: "errors-by-state".into(), figure, caption: format!("{} {sentences}", spread(task)) });
+    }
+    blocks
+}
+
+const ABOUT_MQAR: &str = "Keys and values are stated once and queried later (MQAR, arXiv 2312.04927). Runs either learn the task or do not, so claims are decided by \
+    the number of seeds that solve it, with Fisher's exact two-sided test.";
+
+/// The gap to softmax by training tokens, one panel per tokenization: the mean and range over seeds of differences between runs of one seed.
 fn gaps(results: &Results) -> Option<Figure> {
     let outcome = of(results, Id::Tokenization)?;
     let tokens = results.tokens.unwrap_or(TOKENS) as f64;
     let mut panels = Vec::new();
     for task in &outcome.tasks {
-        // The mean curve of a variant, by step.
-        let curve = |found: &VariantOutcome| -> BTreeMap<u64, f64> {
-            let mut by_step: BTreeMap<u64, Vec<f64>> = BTreeMap::new();
-            for run in found.runs.iter().map(|&run| &results.runs[run]).filter(|run| run.status == "finished") {
-                run.curve.iter().for_each(|point| by_step.entry(point.step).or_default().push(point.loss));
-            }
-            by_step.into_iter().map(|(step, losses)| (step, losses.iter().sum::<f64>() / losses.len() as f64)).collect()
+        let finished = |found: &VariantOutcome| -> BTreeMap<u64, &Run> {
+            let runs = found.runs.iter().map(|&run| &results.runs[run]).filter(|run| run.status == "finished");
+            runs.map(|run| (run.seed, run)).collect()
         };
-        let Some(softmax) = task.variants.iter().find(|outcome| outcome.variant.name == SOFTMAX).map(curve) else { continue };
-        let Some(&last) = softmax.keys().next_back() else { continue };
-        let mut layers = Vec::new();
-        for (color, found) in task.variants.iter().filter(|outcome| outcome.variant.name != SOFTMAX).enumerate() {
-            let gap = |(step, loss): (u64, f64)| Some((step as f64 / last as f64 * tokens, loss - softmax.get(&step)?));
-            let points = curve(found).into_iter().filter_map(gap).collect();
-            layers.push(Layer::Line(Line { name: found.variant.name.clone(), color: color + 1, dashed: false, points }));
+        let Some(softmax) = task.variants.iter().find(|outcome| outcome.variant.name == SOFTMAX).map(finished) else { continue };
+        let Some(last) = softmax.values().filter_map(|run| Some(run.curve.last()?.step)).max() else { continue };
+        let (mut bands, mut lines) = (Vec::new(), Vec::new());
+        for found in task.variants.iter().filter(|outcome| outcome.variant.name != SOFTMAX) {
+            let mut by_step: BTreeMap<u64, Vec<f64>> = BTreeMap::new();
+            for (seed, run) in finished(found) {
+                for point in &run.curve {
+                    let other = softmax.get(&seed).and_then(|other| other.curve.iter().find(|other| other.step == point.step));
+                    by_step.entry(point.step).or_default().extend(other.map(|other| point.loss - other.loss));
+                }
+            }
+            let at = |step: &u64| *step as f64 / last as f64 * tokens;
+            let summary = |(step, gaps): (&u64, &Vec<f64>)| Some((at(step), Summary::of(gaps)?));
+            let gaps: Vec<(f64, Summary)> = by_step.iter().filter_map(summary).collect();
+            let (name, color) = (found.variant.name.clone(), family(&found.variant.name).color);
+            let band = |(at, gap): &(f64, Summary)| Some((*at, gap.least?, gap.greatest?)).filter(|_| gap.count > 1);
+            bands.push(Layer::Band(Band { name: name.clone(), color, points: gaps.iter().filter_map(band).collect() }));
+            lines.push(Layer::Line(Line { name, color, dashed: false, points: gaps.iter().map(|(at, gap)| (*at, gap.mean)).collect() }));
         }
+        bands.append(&mut lines);
+        bands.push(Layer::Rule(Rule { y: 0.0, label: SOFTMAX.into(), color: 0 }));
         panels.push(
             Chart {
-                title: format!("{}: loss above that of softmax, nats per token", task.task),
+                title: task.task.clone(),
                 x: Axis::new("training tokens", AxisScale::Linear, Unit::Number),
-                y: Axis::new("", AxisScale::Linear, Unit::Number),
-                layers,
+                y: Axis::new("loss minus that of softmax, nats per token", AxisScale::Linear, Unit::Number),
+                layers: bands,
             }
             .into(),
         );
@@ -311,7 +402,7 @@ fn recall_blocks(results: &Results, id: Id) -> Vec<Block> {
 /// Loss by position.
 fn positions(results: &Results, id: Id, task: &TaskOutcome) -> Option<Block> {
     let mut layers = Vec::new();
-    for (color, outcome) in task.variants.iter().filter(|outcome| !slices_of(results, outcome, recall::NGRAMS[0]).is_empty()).enumerate() {
+    for outcome in task.variants.iter().filter(|outcome| !slices_of(results, outcome, recall::NGRAMS[0]).is_empty()) {
         let all = slices_of(results, outcome, recall::NGRAMS[0]);
         let groups = all.first().map_or(0, |slices| slices.positions.len());
         let point = |group: usize| {
@@ -319,7 +410,8 @@ fn positions(results: &Results, id: Id, task: &TaskOutcome) -> Option<Block> {
             Some((((at.from + at.to) as f64 / 2.0).max(0.5), mean(&all, |found| Some(found.positions.get(group)?.part))?.loss))
         };
         let points = (0..groups).filter_map(point).collect();
-        layers.push(Layer::Line(Line { name: outcome.variant.name.clone(), color, dashed: false, points }));
+        let (name, color) = (outcome.variant.name.clone(), family(&outcome.variant.name).color);
+        layers.push(Layer::Line(Line { name, color, dashed: false, points }));
     }
     if layers.is_empty() {
         return None;
@@ -341,10 +433,17 @@ fn positions(results: &Results, id: Id, task: &TaskOutcome) -> Option<Block> {
 /// Sections before those of the experiments.
 pub fn sections(results: &Results) -> Vec<Section> {
     let mut sections = Vec::new();
+    // Without a convolution it is the figure of the first screen.
+    if of(results, Id::Orders).is_some() {
+        let blocks: Vec<Block> = order_block(results, true).into_iter().collect();
+        if !blocks.is_empty() {
+            sections.push(Section { heading: "Loss against order with a short convolution".into(), blocks });
+        }
+    }
     let mut blocks = Vec::new();
     for (conv, name) in [(false, "loss-by-state"), (true, "loss-by-state-conv")] {
         if let Some((figure, caption)) = loss_by_state(results, conv) {
-            let caption = format!("Mean, and smallest to largest over seeds. {caption} {}", setting(results));
+            let caption = format!("Mean, minimum and maximum over seeds. {caption} {}", setting(results));
             blocks.push(Block::Figure { name: name.into(), figure, caption });
         }
     }
@@ -352,7 +451,8 @@ pub fn sections(results: &Results) -> Vec<Section> {
         sections.push(Section { heading: "Loss per byte of state".into(), blocks });
     }
     if let Some(figure) = gaps(results) {
-        let caption = "Mean over seeds; below 0 a variant is better than softmax".into();
+        let caption =
+            "Mean, minimum and maximum of the difference between runs of one seed; below 0 a variant is better than softmax.".into();
         let blocks = vec![Block::Figure { name: "gap".into(), figure, caption }];
         sections.push(Section { heading: "When the gap appears".into(), blocks });
     }
@@ -361,4 +461,44 @@ pub fn sections(results: &Results) -> Vec<Section> {
         sections.push(Section { heading: "Where the gap is: associative-recall hits and position".into(), blocks });
     }
     sections
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+    use crate::reproduce::{Options, Scale, declare};
+
+    #[test]
+    fn a_family_has_one_colour_and_orders_have_a_ramp() {
+        let options = Options { data: vec!["corpus.txt".into()], ..Options::new(Scale::Text) };
+        let declared = declare(&options).unwrap_or_else(|error| panic!("{error}"));
+        let mqar = declare(&Options::new(Scale::Mini)).unwrap_or_else(|error| panic!("{error}"));
+        let variants = declared.experiments.iter().chain(&mqar.experiments).flat_map(|experiment| &experiment.variants);
+        let families: Vec<(String, Family)> = variants.map(|variant| (variant.name.clone(), family(&variant.name))).collect();
+        let members = |wanted: &str| {
+            let found = families.iter().filter(|(_, family)| family.name == wanted).map(|(name, _)| name.split(',').next().unwrap_or(name));
+            found.collect::<BTreeSet<&str>>()
+        };
+        assert_eq!(members("decay"), BTreeSet::from(["GLA", "Mamba-2", "RetNet"]), "no variant falls through");
+        assert_eq!(members("DeltaNet"), BTreeSet::from(["DeltaNet", "Gated DeltaNet"]));
+        assert!(members("order n, delta rule").contains("order 2") && members("order n, no delta rule").contains("orders 0..2"));
+        let is_taylor = |family: &Family| family.name == "Taylor orders 0..p";
+        let colors: BTreeSet<(&str, usize)> = families
+            .iter()
+            .filter(|(_, family)| !is_taylor(family) && !["Norm", "Gate"].contains(&family.name))
+            .map(|(_, family)| (family.name, family.color))
+            .collect();
+        let distinct: BTreeSet<usize> = colors.iter().map(|(_, color)| *color).collect();
+        assert_eq!((colors.len(), distinct.len()), (8, 8), "{colors:?}");
+        let ramp: Vec<usize> = ORDERS.iter().map(|&order| family(&series(order)).color).collect();
+        assert!(ramp.is_sorted_by(|one, next| one < next) && ramp.iter().all(|color| !distinct.contains(color)), "{ramp:?}");
+        // The same order has the same colour at every head dimension, and members of a family have distinct names.
+        assert_eq!(family("orders 0..2, d 8").color, family("orders 0..2").color);
+        let text = declared.experiments.iter().flat_map(|experiment| &experiment.variants);
+        let variants: BTreeSet<&str> = text.map(|variant| variant.name.as_str()).collect();
+        let names: BTreeSet<(&str, String)> = variants.iter().map(|name| (family(name).name, family(name).member)).collect();
+        assert_eq!(names.len(), variants.len());
+    }
 }

@@ -1,4 +1,4 @@
-//! The theorem of arXiv 2310.11685 and the bridge from it to the orders of the series: closed forms, with simulated draws beside them.
+//! The theorem of arXiv 2310.11685 and the Taylor orders that its inputs need: closed forms, checked by simulation.
 //! Nothing is trained, and there are no seeds to spread over: the rules compare probabilities with stated bounds.
 
 use serde::{Deserialize, Serialize};
@@ -45,7 +45,7 @@ fn draws(scale: Scale) -> u64 {
     }
 }
 
-/// Computes what `separation` or `bridge` asks; `None` for other experiments.
+/// Computes `separation` or `bridge`; `None` for other experiments.
 pub fn compute(id: Id, scale: Scale) -> Result<Option<Theorem>, Error> {
     let basis = separation::RECONSTRUCTION.to_owned();
     let draws = draws(scale);
@@ -53,13 +53,18 @@ pub fn compute(id: Id, scale: Scale) -> Result<Option<Theorem>, Error> {
         Id::Separation => {
             let points = Sweep { draws, ..Sweep::theorem() }.run(&mut |_, _| ())?;
             let mut claims = vec![
-                bound(&points, Network::Softmax, "one layer of softmax tells two families of inputs apart, however long", Side::Succeeds),
-                bound(&points, Network::Linear, "one layer of linear attention does not, once inputs are long", Side::Fails),
+                bound(
+                    &points,
+                    Network::Softmax,
+                    "one layer of softmax attention distinguishes the two input families at every length",
+                    Side::Succeeds,
+                ),
+                bound(&points, Network::Linear, "one layer of linear attention does not for long inputs", Side::Fails),
             ];
             claims.push(figures(&Reference::run(draws, 1)?));
             Some(Theorem {
                 id,
-                question: "Is there something that one layer of softmax attention can tell apart and one of linear attention cannot?"
+                question: "Are there inputs that one layer of softmax attention distinguishes and one layer of linear attention does not?"
                     .into(),
                 paper: "Yes: with high probability for softmax, and with probability close to zero for linear attention.".into(),
                 basis,
@@ -72,8 +77,8 @@ pub fn compute(id: Id, scale: Scale) -> Result<Option<Theorem>, Error> {
             let bridge = Bridge { draws, ..Bridge::default() }.run()?;
             Some(Theorem {
                 id,
-                question: "How many orders of the series does the theorem's own data need?".into(),
-                paper: "Not in the papers: it joins the orders of the one with the data of the other.".into(),
+                question: "How many Taylor orders do the inputs of the theorem need?".into(),
+                paper: "Not in the papers: it combines the Taylor orders of one with the inputs of the other.".into(),
                 basis,
                 points: Vec::new(),
                 claims: vec![grows(&bridge), logarithmic(&bridge)],
@@ -125,7 +130,8 @@ fn figures(reference: &Reference) -> ClaimOutcome {
         count(separation::Verdict::Chance),
         separation::FEW
     );
-    let stated = "every stated success and order lies within its interval, or within that of few draws; one that does not contradicts";
+    let stated =
+        "every reference value is within its interval, or within that of a small-sample simulation; a value outside contradicts the claim";
     decided("the reference figures of the reconstruction hold", stated.into(), verdict, note)
 }
 

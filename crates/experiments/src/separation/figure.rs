@@ -91,8 +91,8 @@ pub fn success_figure(points: &[Point]) -> Figure {
     let fixed = fixed(points, axis);
     let chart = Chart {
         title: format!("Success against {}{fixed}", axis.symbol()),
-        x: Axis { label: axis.label().into(), scale, unit: Unit::Number },
-        y: Axis { label: "fraction of draws with F = 0 on D₀ and F > 0 on D₁".into(), scale: Scale::Linear, unit: Unit::Number },
+        x: Axis::new(axis.label(), scale, Unit::Number),
+        y: Axis::new("fraction of draws with F = 0 on D₀ and F > 0 on D₁", Scale::Linear, Unit::Number),
         layers,
     };
     let mut description = format!("This is {RECONSTRUCTION}. ");
@@ -165,8 +165,8 @@ pub fn bridge_figure(points: &[BridgePoint]) -> Figure {
         ];
         Chart {
             title: format!("a₁ = {a1}"),
-            x: Axis { label: "n, rows".into(), scale: Scale::Log, unit: Unit::Number },
-            y: Axis { label: format!("smallest order p with success ≥ {LEAST}"), scale: Scale::Linear, unit: Unit::Number },
+            x: Axis::new("n, rows", Scale::Log, Unit::Number),
+            y: Axis::new(format!("smallest order p with success ≥ {LEAST}"), Scale::Linear, Unit::Number),
             layers: lines.into_iter().map(Layer::Line).chain(marks).collect(),
         }
     };

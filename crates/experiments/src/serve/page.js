@@ -78,6 +78,7 @@
       series.push({ name: run.name, color, dashed: groups.get(group) >= 9, ...smooth(points, share) });
     }
     const spec = { title: "", x: { label: "step", log: false, unit: "number" }, y: { label: "", log: plot?.log ?? false, unit: "number" }, series, rules: [] };
+    $("curve-label").textContent = `${$("curve").selectedOptions[0].text}, nats per token`;
     if (plot) plot.set(spec); else plot = new Figures.Plot($("plot"), spec, { label: "Curves of the selected runs" });
   }
 
@@ -196,9 +197,11 @@
       ...(found.entropy ? fact("entropy", `${format("number", found.entropy.nats, 3)} nats`) : []),
       ...(orders ? fact("orders needed", `${orders.ten_percent ?? "more"} for 10 %, ${orders.one_percent ?? "more"} for 1 %, ${orders.tenth_percent ?? "more"} for 0.1 %`) : []),
       ...fact("cache of this head", format("bytes", seen.cache_bytes, 3)), ...fact(seen.window === null ? "state of these orders" : `memory of its ${seen.window} keys`, seen.state_bytes === null ? "none of finite size" : format("bytes", seen.state_bytes, 3)), ...fact("model", model));
-    $("look-facts").replaceChildren(list);
     const { terms, cut } = found;
-    if (!terms || !cut) { $("look-spectrum").replaceChildren(element("p", { class: "quiet" }, "This kernel is not a series, so it has no spectrum.")); spectrum = null; return; }
+    $("look-error").hidden = !terms || !cut;
+    if ($("look-error").hidden) list.append(...fact("spectrum", "none: the kernel has no Taylor series"));
+    $("look-facts").replaceChildren(list);
+    if ($("look-error").hidden) return;
     const finite = (list) => list.map((x) => (x === null ? NaN : x));
     const series = [{ name: "error of the truncated output", color: 1, x: seen.orders, y: finite(cut.error) }, { name: "fraction of the remaining weight", color: 2, dashed: true, x: seen.orders, y: finite(cut.share) }];
     const spec = { title: "Spectrum", x: { label: "highest order", log: false, unit: "number" }, y: { label: "", log: true, unit: "percent" }, series, rules: [] };

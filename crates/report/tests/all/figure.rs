@@ -242,6 +242,67 @@ fn csv_round_trips_values() {
     assert!(parse(&mixed.to_csv()).iter().all(|row| row.len() == 6));
 }
 
+#[test]
+fn column_figures_are_240_points_wide_and_have_no_title() {
+    for figure in all().into_iter().filter(|figure| !figure.title.is_empty()) {
+        let text = figure.to_column_svg();
+        let document = Document::parse(&text).expect("XML");
+        let root = document.root_element();
+        assert_eq!(root.attribute("width"), Some("240pt"));
+        assert!(classed(&document, "title").is_empty() && !text.contains("prefers-color-scheme"), "{}", figure.title);
+        let view = numbers(root.attribute("viewBox").expect("a view"));
+        let points = 240.0 / view[2];
+        // The smallest text of a figure, but for numbers in cells, has 7 points.
+        assert!(12.0 * points >= 7.0);
+        for node in document.descendants().filter(|node| node.tag_name().name() == "text") {
+            let at = |key| node.attribute(key).and_then(|x| x.parse::<f64>().ok()).expect("a place");
+            assert!(at("x") >= 0.0 && at("x") <= view[2] && at("y") > 0.0 && at("y") <= view[3], "{:?}", node.text());
+        }
+        let single = figure.panels.len() == 1 && !matches!(figure.panels[0], Panel::HeatMap(_));
+        assert_eq!(classed(&document, "chart").is_empty(), single, "panels of a figure with several keep their titles");
+        if let ([Panel::Chart(chart)], true) = (&figure.panels[..], single) {
+            let name = if chart.y.label.is_empty() { &chart.title } else { &chart.y.label };
+            assert!(classed(&document, "quiet").iter().any(|node| node.text() == Some(name)), "the values have a name: {name}");
+        }
+    }
+}
+
+#[test]
+fn pdf_pages_are_whole() {
+    for figure in all().into_iter().filter(|figure| !figure.title.is_empty()) {
+        let bytes = figure.to_column_pdf();
+        let text = std::str::from_utf8(&bytes).expect("text");
+        assert!(text.starts_with("%PDF-1.4\n") && text.ends_with("%%EOF\n") && !text.contains("NaN") && !text.contains("inf"));
+        assert_eq!(bytes, figure.to_column_pdf());
+        // Every object is where the table says, and the table is where the end says.
+        let number = |text: &str| text.trim().parse::<usize>().expect("a number");
+        let (before, end) = text.rsplit_once("startxref\n").expect("an end");
+        let table = &text[number(end.trim_end_matches("%%EOF\n"))..];
+        assert!(table.starts_with("xref\n0 5\n") && before.contains("/Root 1 0 R"));
+        for (object, line) in (1..5).zip(table.lines().skip(3)) {
+            assert!(text[number(&line[..10])..].starts_with(&format!("{object} 0 obj\n")), "{line}");
+        }
+        let (head, stream) = text.split_once("stream\n").expect("a stream");
+        let length = number(head.rsplit_once("/Length ").expect("a length").1.trim_end_matches(['>', '\n']));
+        assert!(stream[length..].starts_with("endstream"));
+        let size = numbers_in(text.split_once("/MediaBox[").expect("a size").1.split_once(']').expect("an end").0);
+        let svg = figure.to_column_svg();
+        let document = Document::parse(&svg).expect("XML");
+        let side = |key| document.root_element().attribute(key).expect("a side").trim_end_matches("pt").parse::<f64>().expect("points");
+        assert_eq!(size, [0.0, 0.0, 240.0, side("height")], "the page of the SVG");
+        // A polyline of the drawing has the same corners in both formats.
+        if let Some(line) = classed(&document, "line").first() {
+            let d = line.attribute("d").expect("a path").replace("h0", "");
+            let corners: Vec<String> = numbers(&d).chunks(2).map(|place| format!("{} {} ", place[0], place[1])).collect();
+            assert!(corners.iter().all(|corner| stream.contains(corner.as_str())), "{d}");
+        }
+    }
+}
+
+fn numbers_in(text: &str) -> Vec<f64> {
+    text.split_whitespace().map(|x| x.parse().expect("a number")).collect()
+}
+
 fn decode(bytes: &[u8]) -> (u32, u32, Vec<[u8; 4]>) {
     let mut reader = png::Decoder::new(std::io::Cursor::new(bytes)).read_info().expect("a PNG file");
     let mut pixels = vec![0; reader.output_buffer_size().expect("a size")];

@@ -104,10 +104,11 @@ fn hostile_names_are_escaped() {
     page.write(folder.path()).expect("written");
     let mut names: Vec<String> = std::fs::read_dir(folder.path().join("figures"))
         .expect("figures")
-        .filter_map(|entry| Some(entry.ok()?.file_name().to_string_lossy().into_owned()))
+        .filter_map(|entry| Some(entry.ok().filter(|entry| entry.path().is_file())?.file_name().to_string_lossy().into_owned()))
         .collect();
     names.sort();
     assert_eq!(names.len(), 16, "two names twice, four kinds: {names:?}");
+    assert_eq!(std::fs::read_dir(folder.path().join("figures/column")).expect("figures").count(), 8, "two kinds for papers");
     assert!(names.contains(&"etc-passwd.svg".into()) && names.contains(&"etc-passwd-2.csv".into()), "{names:?}");
 }
 
@@ -123,12 +124,13 @@ fn a_report_directory_contains_all_linked_files() {
         let start: &[u8] = match href.rsplit('.').next() {
             Some("svg") => b"<svg ",
             Some("png") => b"\x89PNG",
+            Some("pdf") => b"%PDF-",
             _ => b"",
         };
         assert!(bytes.starts_with(start) && !bytes.is_empty(), "{href}");
         files += 1;
     }
-    assert_eq!(files, 9 * 4 + 2);
+    assert_eq!(files, 9 * 6 + 2);
     let summary = std::fs::read_to_string(index.with_file_name("summary.md")).expect("a summary");
     let pictures: Vec<&str> =
         summary.lines().filter_map(|line| line.strip_suffix(')')?.split_once("](figures/")).map(|(_, file)| file).collect();

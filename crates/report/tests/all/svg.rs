@@ -4,7 +4,7 @@ use roxmltree::{Document, Node};
 use termwise_report::{Axis, Chart, Figure, Layer, Line, Mark, Scale, Unit};
 
 fn axis(scale: Scale, unit: Unit) -> Axis {
-    Axis { label: "length & width".into(), scale, unit }
+    Axis::new("length & width", scale, unit)
 }
 
 fn line(name: &str, color: usize, points: &[(f64, f64)]) -> Layer {
@@ -86,6 +86,33 @@ fn tick_labels_match_their_positions() {
     assert_eq!(ticks("y"), ["1 KB", "10 KB", "100 KB", "1 MB", "10 MB", "100 MB", "1 GB"]);
     let places: Vec<f64> = paths(&document, "x").iter().filter_map(|node| node.attribute("x")?.parse().ok()).collect();
     assert!(places.windows(2).all(|pair| (pair[1] - pair[0] - (places[6] - places[0]) / 6.0).abs() < 0.02), "{places:?}");
+}
+
+#[test]
+fn tick_labels_do_not_overlap() {
+    for (low, high, unit) in
+        [(34_816.0, 2_097_152.0, Unit::Bytes), (8e3, 9e9, Unit::Bytes), (1.0, 123_456_789.0, Unit::Number), (0.999, 1.001, Unit::Number)]
+    {
+        for scale in [Scale::Log, Scale::Linear] {
+            let chart = Chart {
+                title: "t".into(),
+                x: Axis::new("x", scale, unit),
+                y: Axis::new("", Scale::Linear, Unit::Number),
+                layers: vec![line("a", 0, &[(low, 1.0), (high, 2.0)])],
+            };
+            let figure = Figure { title: "t".into(), description: String::new(), panels: vec![chart.into()] };
+            for text in [figure.to_svg(), figure.to_column_svg()] {
+                let document = Document::parse(&text).expect("XML");
+                let place = |node: &Node| node.attribute("x").and_then(|x| x.parse::<f64>().ok()).expect("a place");
+                let ticks: Vec<(f64, usize)> =
+                    paths(&document, "x").iter().map(|node| (place(node), node.text().expect("a label").chars().count())).collect();
+                assert!(ticks.len() >= 2, "{low} {high}: {ticks:?}");
+                // Characters of the font are at least 4 pixels wide, and most have 8.
+                let apart = |pair: &[(f64, usize)]| pair[1].0 - pair[0].0 >= 3.0 * (pair[0].1 + pair[1].1) as f64;
+                assert!(ticks.windows(2).all(apart), "{low} {high}: {ticks:?}");
+            }
+        }
+    }
 }
 
 #[test]
