@@ -159,10 +159,14 @@ def _(q, k, v, extras, lengths, cu_seqlens, saved, dy, variant, rope, mode, refe
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     q, k, v, extras, lengths, cu_seqlens, ctx.variant, ctx.rope, ctx.mode, ctx.reference, _ = inputs
+    # Otherwise PyTorch fills gradients of U, z and ρ with zeros.
+    ctx.set_materialize_grads(False)
     ctx.save_for_backward(q, k, v, lengths, cu_seqlens, *output[1:], *extras)
 
 
-def _backward(ctx: Any, dy: Tensor, *_: Any) -> tuple[Any, ...]:
+def _backward(ctx: Any, dy: Tensor | None, *_: Any) -> tuple[Any, ...]:
+    if dy is None:
+        return (None,) * 11
     q, k, v, lengths, cu_seqlens, *rest = ctx.saved_tensors
     saved, extras = rest[:3], rest[3:]
     grads = torch.ops.termwise.attention_backward(
