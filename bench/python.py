@@ -67,6 +67,13 @@ def tensors(batch, heads, length, dim, threads, repeat):
     return own, theirs
 
 
+def checkout():
+    """The commit of the Python files and whether they differ from it."""
+    git = [["git", "rev-parse", "HEAD"], ["git", "status", "--porcelain", "--untracked-files=no"]]
+    commit, changes = (subprocess.run(words, cwd=pathlib.Path(__file__).parent, capture_output=True, text=True, check=True).stdout.strip() for words in git)
+    return {"commit": commit, "modified": bool(changes)}
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", default="2x4x1024")
@@ -90,7 +97,7 @@ def main():
     found = {
         "command": shlex.join(["python3", "bench/python.py", *sys.argv[1:]]),
         "machine": {"system": platform.platform(), "threads": options.threads, "rounds": options.rounds, **processor()},
-        "versions": {"termwise": build, "pytorch": torch.__version__},
+        "versions": {"termwise": build, "python_files": checkout(), "pytorch": torch.__version__},
         "shape": options.shape, "head_dim": options.head_dim,
         "program_ms": {"forward": forward, "with_backward": both},
         "arrays_ms": {"forward": array, "call": call, "over_program": array / forward, "call_share": call / array},
