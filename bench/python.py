@@ -1,17 +1,21 @@
-"""What the way through Python costs: the same attention by the program, by arrays and by tensors, and PyTorch's own beside it, in alternating rounds.
+"""Overhead of Python and speed against PyTorch: the same attention in the program, on arrays and on tensors, and PyTorch's own attention, in alternating rounds.
 
-    python3 bench/python.py --shape 2x4x1024 --head-dim 64 --rounds 5
+    python3 bench/python.py --shape 2x4x1024 --head-dim 64 --rounds 5 --save python.json
 
-Softmax without RoPE in float32 on the processor, batch x heads x time. Times are the best of all rounds. The program is `python -m termwise bench
-attention`, which calls the engine with its own arrays; `call` is what remains of a call when there is next to nothing to compute.
+Softmax without RoPE in float32 on the CPU, batch x heads x time. Times are the best of all rounds. The program is `python -m termwise bench attention`,
+which calls the engine with its own arrays. `call` is the time of a call on a single position. --save writes the times of every round as well.
 """
 
 import argparse
 import json
+import pathlib
+import platform
+import shlex
 import subprocess
 import sys
 
 import numpy as np
+from compare import processor
 from timing import best
 
 import termwise
@@ -22,12 +26,12 @@ def ms(run, repeat):
 
 
 def native(shape, head_dim, threads, repeat):
-    """Milliseconds forward, and with backward, inside the program."""
+    """Milliseconds of the forward pass, and with the backward pass, in the program; and its build."""
     words = ["bench", "attention", "--shapes", shape, "--head-dim", str(head_dim), "--variants", "softmax rope=off", "--repeat", str(repeat)]
     command = [sys.executable, "-m", "termwise", "--threads", str(threads), *words, "--json", "--quiet"]
     found = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
     row = next(row for row in found["rows"] if "rope=off" in row["variant"])
-    return row["forward"]["ms"], row["forward_backward"]["ms"]
+    return row["forward"]["ms"], row["forward_backward"]["ms"], found["made_by"]
 
 
 def arrays(batch, heads, length, dim, repeat):
@@ -40,7 +44,7 @@ def arrays(batch, heads, length, dim, repeat):
 
 
 def tensors(batch, heads, length, dim, threads, repeat):
-    """Milliseconds forward and with backward: ours [batch, time, heads, dim], PyTorch's own [batch, heads, time, dim]."""
+    """Milliseconds of the forward pass and with the backward pass: termwise [batch, time, heads, dim], and PyTorch [batch, heads, time, dim]."""
     import torch
     from termwise.torch import attention
 
@@ -63,6 +67,13 @@ def tensors(batch, heads, length, dim, threads, repeat):
     return own, theirs
 
 
+def checkout():
+    """The commit of the Python files and whether they differ from it."""
+    git = [["git", "rev-parse", "HEAD"], ["git", "status", "--porcelain", "--untracked-files=no"]]
+    commit, changes = (subprocess.run(words, cwd=pathlib.Path(__file__).parent, capture_output=True, text=True, check=True).stdout.strip() for words in git)
+    return {"commit": commit, "modified": bool(changes)}
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", default="2x4x1024")
@@ -70,24 +81,38 @@ def main():
     parser.add_argument("--threads", type=int, default=termwise.get_threads())
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--repeat", type=int, default=10)
+    parser.add_argument("--save", type=pathlib.Path, metavar="FILE", help="write all times to a JSON file")
     options = parser.parse_args()
     termwise.set_threads(options.threads)
     sizes = [int(n) for n in options.shape.split("x")]
     rounds = []
     for _ in range(options.rounds):
-        forward, both = native(options.shape, options.head_dim, options.threads, options.repeat)
+        forward, both, build = native(options.shape, options.head_dim, options.threads, options.repeat)
         array, call = arrays(*sizes, options.head_dim, options.repeat)
         own, theirs = tensors(*sizes, options.head_dim, options.threads, options.repeat)
         rounds.append((forward, both, array, call, *own, *theirs))
+    import torch
+
     forward, both, array, call, own, own_both, theirs, theirs_both = (min(times) for times in zip(*rounds))
-    print(json.dumps({
-        "threads": options.threads, "shape": options.shape, "head_dim": options.head_dim,
+    found = {
+        "command": shlex.join(["python3", "bench/python.py", *sys.argv[1:]]),
+        "machine": {"system": platform.platform(), "threads": options.threads, "rounds": options.rounds, **processor()},
+        "versions": {"termwise": build, "python_files": checkout(), "pytorch": torch.__version__},
+        "shape": options.shape, "head_dim": options.head_dim,
         "program_ms": {"forward": forward, "with_backward": both},
         "arrays_ms": {"forward": array, "call": call, "over_program": array / forward, "call_share": call / array},
         "tensors_ms": {"forward": own, "with_backward": own_both},
         "pytorch_ms": {"forward": theirs, "with_backward": theirs_both},
         "against_pytorch": {"forward": theirs / own, "with_backward": theirs_both / own_both},
-    }, indent=2))  # fmt: skip
+        "rounds_ms": {
+            "tensors_with_backward": [times[5] for times in rounds],
+            "pytorch_with_backward": [times[7] for times in rounds],
+        },
+    }  # fmt: skip
+    text = json.dumps(found, indent=2)
+    print(text)
+    if options.save:
+        options.save.write_text(text + "\n")
 
 
 if __name__ == "__main__":

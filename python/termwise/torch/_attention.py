@@ -141,10 +141,14 @@ def _attention_backward(
     """Gradients of q, k, v and the extras."""
     layer, dtype = _find(variant, *_sizes(q, k, v), rope), _working(q)
     inputs = (q, k, v, *extras)
-    grads = [torch.zeros(x.shape, dtype=dtype) for x in inputs]
+    grads = [torch.empty(x.shape, dtype=dtype) for x in inputs]
+    arrays = [x.numpy() for x in grads]
+    for array in arrays:
+        # Filled by this thread: the threads of a parallel fill in PyTorch would spin afterwards and take time from those of the extension.
+        array.fill(0)
     given = _given(q, k, v, extras, (lengths, cu_seqlens), dtype)
     kept = [x.detach().numpy() for x in saved] if saved[0].numel() else None
-    layer._core.backward(given, kept, _array(dy, dtype), [x.numpy() for x in grads], not reference, mode)
+    layer._core.backward(given, kept, _array(dy, dtype), arrays, not reference, mode)
     return [grad.to(x.dtype) for grad, x in zip(grads, inputs, strict=True)]
 
 
@@ -155,10 +159,14 @@ def _(q, k, v, extras, lengths, cu_seqlens, saved, dy, variant, rope, mode, refe
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     q, k, v, extras, lengths, cu_seqlens, ctx.variant, ctx.rope, ctx.mode, ctx.reference, _ = inputs
+    # Otherwise PyTorch fills gradients of U, z and ρ with zeros.
+    ctx.set_materialize_grads(False)
     ctx.save_for_backward(q, k, v, lengths, cu_seqlens, *output[1:], *extras)
 
 
-def _backward(ctx: Any, dy: Tensor, *_: Any) -> tuple[Any, ...]:
+def _backward(ctx: Any, dy: Tensor | None, *_: Any) -> tuple[Any, ...]:
+    if dy is None:
+        return (None,) * 11
     q, k, v, lengths, cu_seqlens, *rest = ctx.saved_tensors
     saved, extras = rest[:3], rest[3:]
     grads = torch.ops.termwise.attention_backward(
