@@ -33,6 +33,7 @@ pub use crate::kv::recall::Recall;
 pub use generation::Generation;
 pub(crate) use generation::continuation;
 pub use shares::Share;
+use shares::{Contribution, IdleRemoval};
 
 /// A part that changes predictions by less does nothing, nats per token.
 const NOTHING: f64 = 1e-6;
@@ -125,12 +126,17 @@ pub struct Options<'a> {
     pub between: Between<'a>,
 }
 
-/// The variants of all heads, changed one by one; how many were.
+/// The variants of all heads after a change, and the number of changed heads.
 fn changed(config: &Config, change: impl Fn(&Variant) -> Option<Variant>) -> (AttentionMap, usize) {
+    changed_heads(config, |_, own| change(own))
+}
+
+/// As [`changed`], by layer and head.
+fn changed_heads(config: &Config, change: impl Fn((usize, usize), &Variant) -> Option<Variant>) -> (AttentionMap, usize) {
     let (mut map, mut count) = (config.attention.clone(), 0);
     for layer in 0..config.num_hidden_layers {
         for (head, own) in config.heads(layer).iter().enumerate() {
-            if let Some(other) = change(own) {
+            if let Some(other) = change((layer, head), own) {
                 map.set_head(layer, head, other);
                 count += 1;
             }
@@ -199,7 +205,8 @@ pub fn audit(
     step("contributions to the outputs")?;
     drop(at_once);
     audit.shares = shares::measure(model, first)?;
-    audit.checks.extend(shares::checks(&audit.shares));
+    let contributions = Contribution::all(&audit.shares);
+    let mut idle_sums = vec![(Sums::default(), Sums::default()); contributions.len()];
 
     // Each part switched off, on every context.
     let (mut sums, mut own) = (vec![(Sums::default(), Sums::default()); PARTS.len()], Sums::default());
@@ -228,9 +235,19 @@ pub fn audit(
             sums[at].0.add(&whole(&reference.compare(&without)?));
             sums[at].1.add(&whole(&converted.compare(&without)?));
         }
+        for (contribution, sums) in contributions.iter().zip(&mut idle_sums).filter(|(contribution, _)| contribution.needs_removal()) {
+            let idle = |place, own: &Variant| contribution.idle.contains(&place).then(|| without(own, contribution.name())).flatten();
+            let without = smaller(model, changed_heads(&model.config, idle).0)?;
+            sums.0.add(&whole(&reference.compare(&without)?));
+            sums.1.add(&whole(&converted.compare(&without)?));
+        }
     }
     let mean = |sum: f64| sum / own.count.max(1) as f64;
     (audit.original, audit.loss, audit.kl) = (mean(own.original), mean(own.loss), own.mean_kl());
+    for (contribution, (from_original, from_own)) in contributions.iter().zip(&idle_sums) {
+        let removal = IdleRemoval { kl: audit.kl, without: from_original.mean_kl(), change: from_own.mean_kl() };
+        audit.checks.push(contribution.check(contribution.needs_removal().then_some(&removal)));
+    }
     for ((name, (from_original, from_own)), heads) in PARTS.iter().zip(&sums).zip(counts).filter(|(_, heads)| *heads > 0) {
         let part = Part {
             name: (*name).into(),

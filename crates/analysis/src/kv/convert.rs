@@ -24,10 +24,6 @@ use crate::kv::{Error, Tell, Texts};
 
 /// Candidate numbers of keys per KV head, in addition to sinks.
 pub const SIZES: [usize; 9] = [4, 16, 32, 64, 128, 256, 512, 1024, 2048];
-/// Contexts by which errors of outputs are measured.
-const ERROR_CONTEXTS: usize = 2;
-/// Tokens of the context by which sensitivities are measured.
-pub const PROBE_LENGTH: usize = 1024;
 
 /// What a converted model may keep, or may lose.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
@@ -117,7 +113,7 @@ impl Prepared {
     /// Measures these families of memories on the contexts, unless there are none. With a folder, finished measurements are kept there.
     pub fn new(
         model: &Model,
-        contexts: &[Vec<u32>],
+        texts: &Texts,
         families: &[Family],
         folder: Option<&Path>,
         stop: &AtomicBool,
@@ -127,7 +123,7 @@ impl Prepared {
             create_folder(folder)?;
         }
         let place = |name: &str| folder.map(|folder| folder.join(name));
-        let gathered = gather(model, contexts, place("calibration.json").as_deref(), stop, tell)?;
+        let gathered = gather(model, &texts.calibration, place("calibration.json").as_deref(), stop, tell)?;
         let overhead = overhead(&model.config)?;
         if families.is_empty() {
             return Ok(Prepared { overhead, gathered, errors: Errors { kinds: Vec::new(), values: Vec::new() }, removals: Vec::new() });
@@ -137,11 +133,8 @@ impl Prepared {
         kinds.extend(families.iter().flat_map(|family| SIZES.map(|size| family.of(size))));
         let mut seen = std::collections::HashSet::new();
         kinds.retain(|kind| seen.insert(*kind));
-        let errors =
-            errors::measure(model, &gathered.identity, &contexts[..ERROR_CONTEXTS.min(contexts.len())], &kinds, &mut journal, stop, tell)?;
-        // The last context, as far as errors were not measured on it.
-        let probe: Vec<u32> = contexts.last().map_or(Vec::new(), |context| context[..PROBE_LENGTH.min(context.len())].to_vec());
-        let removals = sensitivity::measure(model, &gathered.identity, &[probe], &mut journal, stop, tell)?;
+        let errors = errors::measure(model, &gathered.identity, texts.error_contexts(), &kinds, &mut journal, stop, tell)?;
+        let removals = sensitivity::measure(model, &gathered.identity, &texts.probes(), &mut journal, stop, tell)?;
         Ok(Prepared { gathered, errors, removals, overhead })
     }
 
@@ -248,7 +241,7 @@ pub fn choose(
     model: &Model,
     prepared: &Prepared,
     families: &[Family],
-    contexts: &[Vec<u32>],
+    texts: &Texts,
     (budget, granularity): (Budget, Granularity),
     stop: &AtomicBool,
     tell: Tell,
@@ -265,7 +258,7 @@ pub fn choose(
         Budget::Loss(share) => share,
     };
     let references: Vec<Reference> =
-        contexts.iter().take(ERROR_CONTEXTS).map(|ids| Reference::new(model, ids)).collect::<Result<_, _>>()?;
+        texts.error_contexts().iter().map(|ids| Reference::new(model, ids)).collect::<Result<_, _>>()?;
     let rise = |kinds: &[Kind]| -> Result<f64, Error> {
         let kinds: Vec<Option<Kind>> = kinds.iter().copied().map(Some).collect();
         let converted = assemble(model, &kinds)?;

@@ -71,32 +71,48 @@ pub const ALL: &[Family] = &[WINDOW, BITS8, BITS8_CHOSEN, BITS84, BITS84_CHOSEN,
 /// The methods, single ideas first.
 pub const METHODS: &[Method] = &[
     Method::one("window", &[WINDOW]),
-    Method { per_head: true, ..Method::one("window by head", &[WINDOW]) },
-    Method::one("chosen", &[CHOSEN]),
-    Method::one("chosen lately", &[LATELY]),
+    Method { per_head: true, ..Method::one("window per head", &[WINDOW]) },
+    Method::one("heavy hitters", &[CHOSEN]),
+    Method::one("recent heavy hitters", &[LATELY]),
     Method::one("8 bits", &[BITS8]),
     Method::one("8/4 bits", &[BITS84]),
     Method::one("4 bits", &[BITS4]),
-    Method::several("8 bits + chosen", &[BITS8_CHOSEN]),
-    Method::several("4 bits + chosen", &[BITS4_CHOSEN]),
-    Method::by_head("chosen by head", &[WINDOW, CHOSEN]),
-    Method::by_head("8 bits by head", &[BITS8, BITS8_CHOSEN]),
-    Method::by_head("everything by head", ALL),
+    Method::several("8 bits + heavy hitters", &[BITS8_CHOSEN]),
+    Method::several("4 bits + heavy hitters", &[BITS4_CHOSEN]),
+    Method::by_head("heavy hitters per head", &[WINDOW, CHOSEN]),
+    Method::by_head("8 bits per head", &[BITS8, BITS8_CHOSEN]),
+    Method::by_head("all kinds per head", ALL),
+];
+
+/// Names of methods in earlier builds, and the current ones.
+const EARLIER_NAMES: [(&str, &str); 8] = [
+    ("window by head", "window per head"),
+    ("chosen", "heavy hitters"),
+    ("chosen lately", "recent heavy hitters"),
+    ("8 bits + chosen", "8 bits + heavy hitters"),
+    ("4 bits + chosen", "4 bits + heavy hitters"),
+    ("chosen by head", "heavy hitters per head"),
+    ("8 bits by head", "8 bits per head"),
+    ("everything by head", "all kinds per head"),
 ];
 
 /// Which pairs of methods are compared: the first is claimed to be better than the second.
 pub const PAIRS: &[(&str, &str)] = &[
-    ("window by head", "window"),
-    ("chosen", "window"),
+    ("window per head", "window"),
+    ("heavy hitters", "window"),
     ("8 bits", "window"),
-    ("4 bits + chosen", "4 bits"),
-    ("everything by head", "8 bits by head"),
-    ("everything by head", "8 bits + chosen"),
+    ("4 bits + heavy hitters", "4 bits"),
+    ("all kinds per head", "window"),
+    ("all kinds per head", "8 bits"),
+    ("all kinds per head", "4 bits"),
+    ("all kinds per head", "8 bits per head"),
+    ("all kinds per head", "8 bits + heavy hitters"),
 ];
 
 impl Method {
-    /// The methods of these names, all where there is none.
+    /// The methods of these names; all methods if there are no names. Names of earlier builds are accepted.
     pub fn named(names: &[String]) -> Result<Vec<&'static Method>, Error> {
+        let names: Vec<String> = names.iter().map(|name| EARLIER_NAMES.iter().find(|(old, _)| old == name).map_or(name.as_str(), |(_, new)| *new).to_owned()).collect();
         if let Some(unknown) = names.iter().find(|name| METHODS.iter().all(|method| method.name != **name)) {
             let all: Vec<&str> = METHODS.iter().map(|method| method.name).collect();
             return Err(Error::Asked(format!("there is no method `{unknown}`; there are: {}", all.join(", "))));
@@ -458,10 +474,10 @@ mod tests {
     #[test]
     fn verdicts_follow_the_rule() {
         let compare = |a: &[f64], b: &[f64]| {
-            let points = vec![point("chosen", a), point("window", b)];
+            let points = vec![point("heavy hitters", a), point("window", b)];
             let mut frontier = Frontier { texts: vec![("t".into(), 9, true)], points, ..Frontier::default() };
             frontier.compare();
-            frontier.comparisons.into_iter().find(|comparison| comparison.a == "chosen" && comparison.b == "window").expect("a comparison")
+            frontier.comparisons.into_iter().find(|comparison| comparison.a == "heavy hitters" && comparison.b == "window").expect("a comparison")
         };
         let found = compare(&[1.0, 2.0, 3.0, 4.0], &[1.1, 2.11, 3.09, 4.1]);
         assert_eq!(found.verdict, Verdict::Better);

@@ -15,8 +15,8 @@ const WORST: f64 = 100.0;
 const BLOCK: usize = 1024;
 /// Sums side by side, as many as a compiler makes vectors of.
 const LANES: usize = 16;
-/// Where buckets of positions begin.
-pub const BUCKETS: [usize; 6] = [0, 64, 256, 1024, 2048, 4096];
+/// First position of each bucket. The bucket from 1,536 is the end of a context of 2,048 tokens.
+pub const BUCKETS: [usize; 7] = [0, 64, 256, 1024, 1536, 2048, 4096];
 
 /// The original model on one context: the log of its predictions, [T, V], and their losses.
 pub struct Reference {

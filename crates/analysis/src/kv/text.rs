@@ -20,8 +20,10 @@ pub struct Text {
 /// What is fitted to, and what is evaluated.
 #[derive(Clone, Debug)]
 pub struct Texts {
-    /// Contexts to fit and choose by.
+    /// Contexts for calibration, in turn from all calibration texts.
     pub calibration: Vec<Vec<u32>>,
+    /// Number of calibration texts.
+    pub calibration_texts: usize,
     /// Contexts to measure.
     pub evaluation: Vec<Text>,
 }
@@ -51,7 +53,27 @@ pub struct Cutting {
     pub calibration_contexts: usize,
 }
 
+/// Contexts in which output errors are measured, or one per calibration text if there are more texts.
+const ERROR_CONTEXTS: usize = 2;
+/// Tokens in which sensitivities are measured.
+pub const PROBE_LENGTH: usize = 1024;
+
 impl Texts {
+    /// The calibration contexts in which output errors are measured: at least one of each calibration text.
+    pub fn error_contexts(&self) -> &[Vec<u32>] {
+        &self.calibration[..ERROR_CONTEXTS.max(self.calibration_texts).min(self.calibration.len())]
+    }
+
+    /// The starts of the first and the last calibration context, in which sensitivities are measured. They are of different texts if there are several.
+    pub fn probes(&self) -> Vec<Vec<u32>> {
+        let ends = match self.calibration.as_slice() {
+            [first, .., last] => vec![first, last],
+            contexts => contexts.iter().collect(),
+        };
+        let length = PROBE_LENGTH / ends.len().max(1);
+        ends.into_iter().map(|context| context[..length.min(context.len())].to_vec()).collect()
+    }
+
     /// Of texts that are fitted to the first part serves that, and contexts from the second half on are evaluated; of the others contexts from the first on.
     pub fn cut(sources: &[Named], cutting: Cutting) -> Result<Texts, Error> {
         let Cutting { length, contexts, calibration_length, calibration_contexts } = cutting;
@@ -61,7 +83,7 @@ impl Texts {
                 "there is no calibration text; name some with --calibration, or leave it out to use all of --data".into(),
             ));
         }
-        let mut texts = Texts { calibration: Vec::new(), evaluation: Vec::new() };
+        let mut texts = Texts { calibration: Vec::new(), calibration_texts: fitted_texts, evaluation: Vec::new() };
         let mut calibration: Vec<Vec<Vec<u32>>> = Vec::new();
         let each = calibration_contexts.div_ceil(fitted_texts);
         for Named { name, source, fitted, evaluated } in sources {

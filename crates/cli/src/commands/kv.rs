@@ -206,7 +206,7 @@ pub fn atlas(args: &AtlasArgs, context: &mut Context) -> Result<Exit, Failure> {
 Examples:
   termwise kv frontier path/to/llama --data book.txt --out frontier
   termwise kv frontier path/to/llama --data book.txt --data news.txt --calibration book.txt --keys 64,128 --contexts 12 --out frontier
-  termwise kv frontier path/to/llama --data book.txt --methods window,chosen,\"8 bits by head\" --out frontier
+  termwise kv frontier path/to/llama --data book.txt --methods window,\"heavy hitters\",\"8 bits per head\" --out frontier
 
 With --out every measurement is written at once (frontier.jsonl, frontier.json). After Ctrl-C the same command resumes, also with more contexts,
 budgets or methods.")]

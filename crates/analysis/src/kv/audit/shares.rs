@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use termwise_attention::{Attention, FusedOptions, Inputs, Scratch, Variant};
 use termwise_model::{Model, ObservedAttention, SessionOptions};
 
-use super::Check;
+use super::{Check, NOTHING};
 use crate::kv::Error;
 
 /// Positions that are looked at, in the second half of the text.
@@ -132,20 +132,62 @@ pub fn measure(model: &Model, ids: &[u32]) -> Result<Vec<Share>, Error> {
     failed.map(|()| shares)
 }
 
-/// A part that most of its heads make nothing of is there for nothing.
-pub fn checks(shares: &[Share]) -> Vec<Check> {
-    let of = |part: usize| shares.iter().filter_map(move |share| [share.sinks, share.window, share.chosen][part]);
-    let mut checks = Vec::new();
-    for (part, name) in ["sinks", "windows", "heavy hitters"].into_iter().enumerate() {
-        let own: Vec<f64> = of(part).collect();
-        if own.is_empty() {
-            continue;
-        }
-        let idle = own.iter().filter(|share| **share < IDLE).count();
-        let mean = own.iter().sum::<f64>() / own.len() as f64;
-        let found = format!("{:.1} % of the outputs of {} heads on average; below 0.1 % in {idle}", 100.0 * mean, own.len());
-        let rule = "at least half of the heads that have them take 0.1 % or more of their output from them";
-        checks.push(Check::new(&format!("contribution of {name}"), rule, found, Some(2 * idle <= own.len())));
+/// Names of the parts, in the order of [`Share`]'s fields.
+pub const PARTS: [&str; 3] = ["sinks", "windows", "heavy hitters"];
+
+/// A part and the heads that take less than 0.1 % of their output from it.
+pub struct Contribution {
+    name: &'static str,
+    mean: f64,
+    heads: usize,
+    /// Layers and heads.
+    pub idle: Vec<(usize, usize)>,
+}
+
+/// Effect of removing a part from the heads that take less than 0.1 % of their output from it.
+pub struct IdleRemoval {
+    /// KL(original ‖ converted), nats per token.
+    pub kl: f64,
+    /// KL(original ‖ without the part in these heads).
+    pub without: f64,
+    /// KL(converted ‖ without the part in these heads).
+    pub change: f64,
+}
+
+impl Contribution {
+    /// One entry for each part that some head has.
+    pub fn all(shares: &[Share]) -> Vec<Contribution> {
+        let of = |part: usize| shares.iter().filter_map(move |share| Some((share, [share.sinks, share.window, share.chosen][part]?)));
+        let parts = PARTS.into_iter().enumerate().filter(|(part, _)| of(*part).next().is_some());
+        let one = |(part, name)| {
+            let heads = of(part).count();
+            let mean = of(part).map(|(_, share)| share).sum::<f64>() / heads as f64;
+            let idle = of(part).filter(|(_, share)| *share < IDLE).map(|(share, _)| (share.layer, share.head)).collect();
+            Contribution { name, mean, heads, idle }
+        };
+        parts.map(one).collect()
     }
-    checks
+
+    /// The name of the part.
+    pub fn name(&self) -> &'static str {
+        self.name
+    }
+
+    /// Whether most heads take less than 0.1 % of their output from it. Keys also act through the denominator of the softmax, which the share does not
+    /// contain, so the removal decides.
+    pub fn needs_removal(&self) -> bool {
+        2 * self.idle.len() > self.heads
+    }
+
+    /// The verdict; the removal is measured only if most heads are idle.
+    pub fn check(&self, removal: Option<&IdleRemoval>) -> Check {
+        let Contribution { name, mean, heads, idle } = self;
+        let mut found = format!("{:.1} % of the outputs of {heads} heads on average; below 0.1 % in {}", 100.0 * mean, idle.len());
+        if let Some(removal) = removal {
+            found += &format!("; without {name} in these, the KL to the original changes from {:.5} to {:.5}", removal.kl, removal.without);
+        }
+        let rule = "at least half of the heads that have them take 0.1 % or more of their output from them, or the KL to the original rises without them in the other heads";
+        let effective = removal.is_some_and(|removal| removal.change > NOTHING && removal.without > removal.kl);
+        Check::new(&format!("contribution of {name}"), rule, found, Some(!self.needs_removal() || effective))
+    }
 }

@@ -15,7 +15,7 @@ const DRAWS: usize = 1000;
 const SINGLE: &str = "best single method";
 const COMBINED: &str = "best combination";
 /// Pairs of methods that are compared by their bytes.
-const SAVINGS: [(&str, &str); 3] = [(COMBINED, SINGLE), (COMBINED, "window"), ("window by head", "window")];
+const SAVINGS: [(&str, &str); 3] = [(COMBINED, SINGLE), (COMBINED, "window"), ("window per head", "window")];
 
 /// The best combination against the best single method at one budget.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -222,13 +222,13 @@ mod tests {
         // One single idea is best on the first context alone, by so much that it would be chosen by a mean that saw it.
         let found = best(&frontier(&[
             ("window", 64, &[0.5, 0.1, 0.1, 0.1]),
-            ("chosen", 64, &[-9.0, 0.2, 0.2, 0.2]),
-            ("chosen by head", 64, &[0.4, 0.05, 0.05, 0.05]),
+            ("heavy hitters", 64, &[-9.0, 0.2, 0.2, 0.2]),
+            ("heavy hitters per head", 64, &[0.4, 0.05, 0.05, 0.05]),
         ]));
         assert_eq!(found.len(), 1);
-        assert_eq!(found[0].singles, [("window".to_owned(), 1), ("chosen".to_owned(), 3)]);
+        assert_eq!(found[0].singles, [("window".to_owned(), 1), ("heavy hitters".to_owned(), 3)]);
         assert!((found[0].difference - (-0.1 - 3.0 * 0.15) / 4.0).abs() < 1e-12, "{:?}", found[0]);
-        assert!(best(&frontier(&[("window", 64, &[0.5]), ("chosen by head", 64, &[0.4])])).is_empty());
+        assert!(best(&frontier(&[("window", 64, &[0.5]), ("heavy hitters per head", 64, &[0.4])])).is_empty());
     }
 
     #[test]
@@ -236,11 +236,11 @@ mod tests {
         let measured = frontier(&[
             ("window", 64, &[0.4, 0.4, 0.4]),
             ("window", 256, &[0.2, 0.2, 0.2]),
-            ("window by head", 64, &[0.3, 0.3, 0.3]),
-            ("window by head", 256, &[0.1, 0.1, 0.1]),
+            ("window per head", 64, &[0.3, 0.3, 0.3]),
+            ("window per head", 256, &[0.1, 0.1, 0.1]),
         ]);
         let found = savings(&measured);
-        let of = |keys: u64| found.iter().find(|saving| saving.a == "window by head" && saving.b == "window" && saving.keys == keys);
+        let of = |keys: u64| found.iter().find(|saving| saving.a == "window per head" && saving.b == "window" && saving.keys == keys);
         // Halfway between 64 and 256 keys lie 128 in log bytes.
         let first = of(64).expect("a saving");
         assert!(

@@ -174,7 +174,7 @@ impl Frontier {
             let own = points.iter().filter(|point| point.method == *method);
             let mut points: Vec<(f64, f64)> = own.map(|point| (point.bytes as f64, point.rise().0)).collect();
             points.sort_by(|a, b| a.0.total_cmp(&b.0));
-            let per_head = method.ends_with("by head");
+            let per_head = method.ends_with(" head");
             let color = &mut drawn[usize::from(many && per_head)];
             *color += 1;
             Layer::Line(Line { name: (*method).into(), color: *color, dashed: !per_head, points })
