@@ -1,4 +1,4 @@
-//! From a model and text to a model whose memory is constant, within a budget.
+//! Conversion of a model to fixed-size KV memory under a budget.
 
 use std::path::Path;
 use std::str::FromStr;
@@ -25,7 +25,7 @@ use crate::kv::{Error, Tell, Texts};
 /// Candidate numbers of keys per KV head, in addition to sinks.
 pub const SIZES: [usize; 9] = [4, 16, 32, 64, 128, 256, 512, 1024, 2048];
 
-/// What a converted model may keep, or may lose.
+/// Limit of a conversion, in bytes or in loss.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Budget {
@@ -33,11 +33,11 @@ pub enum Budget {
     Bytes(u64),
     /// Keys and values in 16 bits for each KV head, on average.
     Keys(u64),
-    /// The share by which the loss may rise, by text that is not evaluated.
+    /// Maximum relative rise of the loss on calibration text.
     Loss(f64),
 }
 
-/// What has a kind of memory of its own.
+/// Unit of allocation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Granularity {
@@ -49,7 +49,7 @@ pub enum Granularity {
 }
 
 impl Granularity {
-    /// KV heads with the same kind.
+    /// Number of KV heads per unit.
     fn shared(self, config: &Config) -> usize {
         match self {
             Granularity::Head => 1,
@@ -91,11 +91,11 @@ impl FromStr for Share {
     }
 }
 
-/// All that choosing needs to know of a model.
+/// Measurements for the allocation.
 pub struct Prepared {
-    /// What heads look at.
+    /// Attention statistics.
     pub gathered: Gathered,
-    /// What kinds do to outputs.
+    /// Output error of each KV head with each kind.
     pub errors: Errors,
     /// Effect of each KV head at the probe.
     pub removals: Vec<Removal>,
@@ -103,14 +103,14 @@ pub struct Prepared {
     pub overhead: u64,
 }
 
-/// Bytes of the states of all layers in addition to the memory of their KV heads: positions, score bounds and running sums. They are those of empty states.
+/// Bytes of the states of all layers in addition to the memory of their KV heads: positions, score bounds and running sums, as in empty states.
 pub fn overhead(config: &Config) -> Result<u64, Error> {
     let layers = config.attention_layers(1)?;
     layers.iter().map(|layer| -> Result<u64, Error> { Ok(layer.state(1)?.bytes() as u64) }).sum()
 }
 
 impl Prepared {
-    /// Measures these families of memories on the contexts, unless there are none. With a folder, finished measurements are kept there.
+    /// Measures these families on the calibration contexts. Finished measurements are saved to the folder, if given.
     pub fn new(
         model: &Model,
         texts: &Texts,
@@ -153,7 +153,7 @@ impl Prepared {
         Some(choice.into_iter().flat_map(|kind| std::iter::repeat_n(kinds[kind], shared)).collect())
     }
 
-    /// The atlas, with what was measured of each KV head.
+    /// The atlas with the measured effect of each KV head.
     pub fn atlas(&self, name: &str, data: Vec<String>, model: &Model, length: usize) -> Atlas {
         let mut atlas = Atlas::new(name, data, &model.config, &self.gathered, length);
         let (h, g) = (model.config.num_attention_heads, model.config.num_key_value_heads);
@@ -165,18 +165,18 @@ impl Prepared {
     }
 }
 
-/// What a conversion did.
+/// Result of a conversion.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Conversion {
-    /// The model, as it was asked for.
+    /// Name of the model, as given.
     pub model: String,
     /// The text.
     pub data: Vec<String>,
-    /// What was asked for.
+    /// Requested limit.
     pub budget: Budget,
-    /// Bytes that one text keeps between tokens, from the counter that knows the buffers.
+    /// Bytes of the state of one sequence between tokens.
     pub bytes: u64,
-    /// The same in keys and values in 16 bits for each KV head.
+    /// The same in 16-bit key/value pairs per KV head.
     pub keys: f64,
     /// Bytes of a cache of all keys in 16 bits at the model's context.
     pub cache_bytes: u64,
@@ -186,14 +186,14 @@ pub struct Conversion {
     pub layers: usize,
     /// Of each layer.
     pub kv_heads: usize,
-    /// Whether every KV head has its own kind, or every layer.
+    /// Unit of allocation.
     #[serde(default)]
     pub granularity: Granularity,
     /// By layer and KV head.
     pub kinds: Vec<Kind>,
-    /// Tokens that were fitted to.
+    /// Number of calibration tokens.
     pub calibration_tokens: usize,
-    /// On text that was used neither for calibration nor for allocation.
+    /// Losses on text that was used neither for calibration nor for allocation.
     pub measured: Vec<Measured>,
 }
 
@@ -219,7 +219,7 @@ pub fn bytes_of(kinds: &[Kind], d: usize, overhead: u64) -> u64 {
     kinds.iter().map(|kind| kind.bytes(d)).sum::<u64>() + overhead
 }
 
-/// Refuses a budget that the smallest memory of these families exceeds.
+/// Rejects a budget below the smallest memory of these families.
 pub fn check_budget(config: &Config, families: &[Family], budget: Budget) -> Result<(), Error> {
     let (units, d) = ((config.num_hidden_layers * config.num_key_value_heads) as u64, config.head_dim);
     let bytes = match budget {
@@ -236,7 +236,7 @@ pub fn check_budget(config: &Config, families: &[Family], budget: Budget) -> Res
     Ok(())
 }
 
-/// Chooses kinds for a budget. For a share of the loss: the fewest bytes, among powers of two and what lies between, by the loss on contexts that were fitted to.
+/// Chooses kinds for a budget. For a share of the loss: the smallest budget by bisection over log bytes, with the loss on calibration contexts.
 pub fn choose(
     model: &Model,
     prepared: &Prepared,

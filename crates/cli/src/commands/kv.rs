@@ -100,7 +100,7 @@ pub struct ConvertArgs {
     /// Evaluated contexts per text
     #[arg(long, value_name = "N", default_value_t = 2, value_parser = super::size(4096))]
     pub contexts: usize,
-    /// What has a memory of its own: head or layer
+    /// Unit of allocation: one memory kind per KV head or per layer
     #[arg(long, value_name = "WHAT", default_value = "head")]
     pub granularity: Granularity,
     /// Write the converted model and the report into this folder
@@ -200,7 +200,7 @@ pub fn atlas(args: &AtlasArgs, context: &mut Context) -> Result<Exit, Failure> {
 /// Compare loss and KL of fixed-size memories at equal bytes
 ///
 /// Uniform windows, heavy hitters, 8-bit and 4-bit quantized caches, and choices per KV head, at equal bytes on the same contexts. Reports
-/// loss and KL by position, with intervals over contexts and verdicts by a predeclared rule.
+/// loss and KL by position, with intervals over contexts and verdicts by a fixed rule.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
