@@ -110,7 +110,7 @@ impl Audit {
     }
 }
 
-/// Callback before a decoder reads the token at a position. Tests of the audit inject faults with it.
+/// Callback before a decoder reads a chunk or a token, with its position. Tests of the audit inject faults with it.
 pub type Between<'a> = &'a mut dyn FnMut(usize, &mut Decoder) -> Result<(), Error>;
 
 /// Options of an audit in addition to the contexts.
@@ -191,7 +191,7 @@ pub fn audit(
     let at_once = ways::at_once(model, first)?;
     let limit = ways::Limit::new(uncoded.as_ref(), first, &at_once)?;
     drop(uncoded);
-    audit.checks.push(ways::formula(model, first, limit)?);
+    audit.checks.push(ways::formula(model, model, first, limit)?);
     step("token by token")?;
     let (checks, bytes) = ways::tokens(model, first, &at_once, limit, between)?;
     audit.checks.extend(checks);

@@ -202,3 +202,19 @@ pub fn check(recall: &[Recall], window: Option<usize>) -> Check {
     );
     Check::new("recall", RULE, text, (inside >= 3).then_some(found as f64 >= FOUND * inside as f64))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn forgotten_facts_within_the_window_fail() {
+        let row = |reach, original, converted| Recall { task: TASKS[0].into(), distance: 16, reach, asked: 10, original, converted };
+        let verdict = |rows: &[Recall]| check(rows, Some(100)).passed;
+        assert_eq!(verdict(&[row(100, 10, 9)]), Some(true));
+        assert_eq!(verdict(&[row(100, 10, 8)]), Some(false));
+        // Beyond the window nothing is required, and two facts are too few for a verdict.
+        assert_eq!(verdict(&[row(100, 10, 10), row(101, 10, 0)]), Some(true));
+        assert_eq!(verdict(&[row(100, 2, 0)]), None);
+    }
+}

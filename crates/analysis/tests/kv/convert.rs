@@ -145,7 +145,7 @@ fn a_frontier_compares_all_methods_and_goes_on() {
         assert!(point.bytes <= point.keys * key_bytes(16) * 4, "{} at {} keys takes {} bytes", point.method, point.keys, point.bytes);
         assert_eq!(point.contexts.len(), 2, "{}", point.method);
     }
-    // What is known is not measured again, so that a run that is told to stop is whole.
+    // Finished measurements are not repeated, so an interrupted run completes.
     let again = run(true);
     assert_eq!(again.points, all.points);
     assert!(all.comparisons.iter().all(|comparison| comparison.contexts == 4 && comparison.interval.is_some()));

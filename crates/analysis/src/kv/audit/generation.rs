@@ -120,3 +120,20 @@ pub fn check(found: &Generation, kl: f64) -> Check {
 pub fn refused(error: &termwise_model::Error) -> Check {
     Check::new(NAME, RULE, format!("generation failed: {error}"), Some(false))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn text_that_the_original_finds_improbable_fails() {
+        let verdict = |converted: f64, kl: f64| {
+            check(&Generation { prompts: 1, prompt: 8, tokens: 8, agree: 1.0, same: 0.5, own: 1.0, converted }, kl).passed
+        };
+        assert_eq!(verdict(1.9, 0.0), Some(true));
+        assert_eq!(verdict(2.1, 0.0), Some(false));
+        // A large KL on given text allows more.
+        assert_eq!(verdict(2.1, 0.2), Some(true));
+        assert_eq!(verdict(f64::NAN, 0.2), Some(false));
+    }
+}

@@ -91,10 +91,10 @@ impl Limit {
     }
 }
 
-/// The fused engine against the reference formula.
-pub fn formula(model: &Model, ids: &[u32], limit: Limit) -> Result<Check, Error> {
+/// The fused engine against the reference formula, which evaluates `reference`: the same model, except in tests.
+pub fn formula(reference: &Model, model: &Model, ids: &[u32], limit: Limit) -> Result<Check, Error> {
     let ids = &ids[..PLAIN.min(ids.len())];
-    let plain = logits(model, ids, AttentionEngine::Reference)?;
+    let plain = logits(reference, ids, AttentionEngine::Reference)?;
     let fused = logits(model, ids, AttentionEngine::Fused)?;
     let (worst, same) = limit.judge(differences(&plain, &fused, model.config.vocab_size));
     let found = format!("logits of {} positions differ by at most {worst:.1e} of the largest", ids.len());
@@ -120,6 +120,7 @@ fn step(model: &Arc<Model>, ids: &[u32], expected: &[f32], between: Between) -> 
         decoder.clear(0)?;
         let mut end = 0;
         for part in ids[..prompt].chunks(length) {
+            between(end, &mut decoder)?;
             decoder.prefill(0, part)?;
             end += part.len();
             differences.push(difference(row(end - 1), decoder.logits(0)?));
@@ -184,4 +185,24 @@ pub fn tokens(
         Check::new("memory is constant", rule, text, Some(constant)),
     ];
     Ok((checks, Some(bytes)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kv::assemble::assemble;
+    use crate::kv::kinds::Kind;
+    use termwise_model::Config;
+
+    #[test]
+    fn an_engine_with_another_window_is_found() {
+        let text = r#"{"vocab_size": 31, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2,
+            "num_key_value_heads": 1, "head_dim": 8, "max_position_embeddings": 128, "initializer_range": 0.25}"#;
+        let model = Model::fresh(Config::from_json_str(text, "test").expect("a configuration"), 3).expect("a model");
+        let of = |window| assemble(&model, &[Some(Kind::window(window))]).expect("a model");
+        let ids: Vec<u32> = (0..64).map(|t| t * t % 31).collect();
+        let check = |reference: usize| formula(&of(reference), &of(12), &ids, Limit::Everywhere).expect("a check");
+        assert_eq!(check(12).passed, Some(true));
+        assert_eq!(check(11).passed, Some(false), "{}", check(11).found);
+    }
 }
