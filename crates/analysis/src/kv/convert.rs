@@ -130,7 +130,10 @@ impl Prepared {
         }
         let mut journal = Journal::open(place("journal.jsonl").as_deref())?;
         let mut kinds: Vec<Kind> = vec![Kind::window(PROBE)];
-        kinds.extend(families.iter().flat_map(|family| SIZES.map(|size| family.of(size))));
+        // Heavy hitters that hold a whole context have the error of the window of that size, with more bytes.
+        let longest = texts.error_contexts().iter().map(Vec::len).max().unwrap_or(0);
+        let useful = |family: &Family, size: usize| !family.chosen || size < longest;
+        kinds.extend(families.iter().flat_map(|family| SIZES.into_iter().filter(|&size| useful(family, size)).map(|size| family.of(size))));
         let mut seen = std::collections::HashSet::new();
         kinds.retain(|kind| seen.insert(*kind));
         let errors = errors::measure(model, &gathered.identity, texts.error_contexts(), &kinds, &mut journal, stop, tell)?;
