@@ -3,10 +3,11 @@
     python3 -m venv kvp && kvp/bin/pip install "kvpress==0.5.5" "transformers<5.3" WHEEL_OF_TERMWISE
     kvp/bin/python bench/kvpress.py MODEL --text rust=code.txt --text books=valid.txt --converted 0.125=small --save kvpress.json
 
-Each context has 2,048 tokens, and the loss is that of the last 512. Budgets are shares of the 16-bit cache of a whole context.
+Each context has 2,048 tokens. The loss is that of the 511 predictions from position 1,536 on. Budgets are shares of the 16-bit cache of a
+whole context.
 
-- Protocol A, for kvpress: full attention over the first 1,536 tokens, then compression to the budget, then the last 512 tokens with their
-  true positions; their keys are kept in addition to the budget.
+- Protocol A, for kvpress: full attention over the first 1,536 tokens, then compression to the budget, then the remaining tokens with their
+  true positions; their keys are kept in addition to the budget. The prompt is read once for all presses and budgets.
 - Protocol B, for termwise: all tokens stream through the bounded cache, which never exceeds the budget.
 
 `NAME+q8` rounds the kept keys and values to 8-bit blocks of 32 values (8.5 bits per value) and keeps 16/8.5 times as many keys.
@@ -59,13 +60,13 @@ def contexts(tokenizer, path, count):
     return [ids[i * available // count * LENGTH :][:LENGTH] for i in range(count)]
 
 
-def measures(logits, reference, targets):
-    """Loss, KL to the original and agreement of the most probable token; logits [512, V]."""
-    own, original = torch.log_softmax(logits.double(), -1), torch.log_softmax(reference.double(), -1)
+def measures(logits, original, targets):
+    """Loss, KL to the original and agreement of the most probable token; logits and the original's log-probabilities [T, V]."""
+    own = torch.log_softmax(logits, -1)
     kl = (original.exp() * (original - own)).sum(-1)
-    loss, before = (-x.gather(-1, targets[:, None]).mean().item() for x in (own, original))
+    loss, before = (-x.gather(-1, targets[:, None]).double().mean().item() for x in (own, original))
     return {
-        "rise": loss - before, "original": before, "kl": kl.mean().item(), "kl_99": kl.quantile(0.99).item(),
+        "rise": loss - before, "original": before, "kl": kl.double().mean().item(), "kl_99": kl.quantile(0.99).item(),
         "top1": (own.argmax(-1) == original.argmax(-1)).double().mean().item(),
     }  # fmt: skip
 
@@ -78,20 +79,40 @@ def round_q8(x):
 
 
 @torch.no_grad()
-def compressed(model, ids, make, ratio, q8):
-    """Logits of the last 512 positions after compression of the prompt, and the bytes that are kept."""
-    kept = min(1.0, ratio * LENGTH / PROMPT * (16 / Q8 if q8 else 1))
-    cache = DynamicCache()
-    with make(1 - kept)(model):
-        first = model(input_ids=ids[None, :PROMPT], past_key_values=cache, logits_to_keep=1)
-    elements = 0
-    for layer in cache.layers:
-        if q8:
-            layer.keys, layer.values = round_q8(layer.keys), round_q8(layer.values)
-        elements += layer.keys.numel() + layer.values.numel()
-    positions = torch.arange(PROMPT, LENGTH)[None]
-    rest = model(input_ids=ids[None, PROMPT:], past_key_values=cache, position_ids=positions, cache_position=positions[0]).logits[0]
-    return torch.cat([first.logits[0, -1:], rest[:-1]]), math.ceil(elements * (Q8 if q8 else 16) / 8)
+def prefill(model, ids, wanted):
+    """Full attention over the prompt, once for all presses: the logits of its last position, and per key of `wanted` the compressed keys and
+    values of each layer. A press compresses a layer after its attention, so it does not change the prefill itself."""
+    caches = {key: [] for key in wanted}
+
+    def compress(module, _, kwargs, output):
+        layer = kwargs["past_key_values"].layers[module.layer_idx]
+        for key, press in wanted.items():
+            caches[key].append(press.compress(module, kwargs["hidden_states"], layer.keys, layer.values, output[1], kwargs))
+
+    hooks = []
+    for press in wanted.values():
+        press.post_init_from_model(model)
+    for layer in model.model.layers:
+        layer.self_attn.rotary_emb = model.model.rotary_emb
+        hooks.append(layer.self_attn.register_forward_hook(compress, with_kwargs=True))
+    try:
+        model(input_ids=ids[None, :PROMPT], past_key_values=DynamicCache(), logits_to_keep=1)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return caches
+
+
+@torch.no_grad()
+def after_prompt(model, ids, layers, q8):
+    """Logits of the positions after the prompt with these keys and values, and the bytes of the kept keys and values."""
+    cache, elements = DynamicCache(), 0
+    for index, (keys, values) in enumerate(layers):
+        elements += keys.numel() + values.numel()
+        cache.update(round_q8(keys) if q8 else keys, round_q8(values) if q8 else values, index)
+    positions = torch.arange(PROMPT, LENGTH - 1)[None]
+    logits = model(input_ids=ids[None, PROMPT:-1], past_key_values=cache, position_ids=positions, cache_position=positions[0]).logits[0]
+    return logits, math.ceil(elements * (Q8 if q8 else 16) / 8)
 
 
 def interval(values):
@@ -142,22 +163,30 @@ def main():
     for index in range(options.contexts):
         for name, all_ids in texts.items():
             ids = all_ids[index]
-            targets = ids[PROMPT:]
+            targets = ids[PROMPT + 1 :]
+            wanted = {
+                (method, ratio): (make(1 - min(1.0, ratio * LENGTH / PROMPT * (16 / Q8 if q8 else 1))), q8)
+                for method, make, q8 in presses(options.methods)
+                for ratio in options.ratios
+                if (method, ratio, name, index) not in done
+            }
+            converted = [pair.split("=", 1) for pair in options.converted]
+            converted = [(float(ratio), folder) for ratio, folder in converted if ("termwise", float(ratio), name, index) not in done]
+            if not wanted and not converted:
+                continue
             with torch.no_grad():
-                reference = model(input_ids=ids[None, :-1]).logits[0, PROMPT - 1 :]
-            for ratio, folder in (pair.split("=", 1) for pair in options.converted):
-                if ("termwise", float(ratio), name, index) not in done:
-                    import termwise
+                reference = torch.log_softmax(model(input_ids=ids[None, :-1], logits_to_keep=LENGTH - 1 - PROMPT).logits[0], -1)
+            for ratio, folder in converted:
+                import termwise
 
-                    own = ours.setdefault(folder, termwise.load(folder))
-                    logits = torch.from_numpy(own.logits(ids[:-1].tolist())[0, PROMPT - 1 :].copy())
-                    size = json.loads((pathlib.Path(folder) / "kv_memory.json").read_text())["bytes"]
-                    keep("termwise", float(ratio), name, index, size, measures(logits, reference, targets))
-            for method, make, q8 in presses(options.methods):
-                for ratio in options.ratios:
-                    if (method, ratio, name, index) not in done:
-                        logits, size = compressed(model, ids, make, ratio, q8)
-                        keep(method, ratio, name, index, size, measures(logits, reference, targets))
+                own = ours.setdefault(folder, termwise.load(folder))
+                logits = torch.from_numpy(own.logits(ids[:-1].tolist())[0, PROMPT:].copy())
+                size = json.loads((pathlib.Path(folder) / "kv_memory.json").read_text())["bytes"]
+                keep("termwise", ratio, name, index, size, measures(logits, reference, targets))
+            caches = prefill(model, ids, {key: press for key, (press, _) in wanted.items()}) if wanted else {}
+            for key, (_, q8) in wanted.items():
+                logits, size = after_prompt(model, ids, caches.pop(key), q8)
+                keep(*key, name, index, size, measures(logits, reference, targets))
     show(found)
 
 

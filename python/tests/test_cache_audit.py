@@ -69,6 +69,16 @@ class Rounded(DynamicLayer):
         return self.get_seq_length() + query_length, 0
 
 
+class Unpacked(DynamicLayer):
+    """Rounds to 8 bits, and stores the rounded values in float32."""
+
+    nbits = 8
+
+    def update(self, key_states, value_states, *args, **kwargs):
+        rounded = [code.to(x.dtype) * scale.to(x.dtype) for x in (key_states, value_states) for code, scale in [Rounded._codes(x)]]
+        return super().update(*rounded, *args, **kwargs)
+
+
 class NoOp(DynamicLayer):
     """Says that it has 4 bits, and stores everything as it is."""
 
@@ -118,7 +128,14 @@ def test_states_of_termwise_pass(model, ids):
 
 @pytest.mark.parametrize(
     ("layer", "name"),
-    [(NoOp, "quantization"), (Short, "reported length"), (Hoarding, "budget"), (Careless, "chunks and single tokens")],
+    [
+        (NoOp, "quantization"),
+        (Unpacked, "quantization"),
+        (Short, "reported length"),
+        (Short, "positions"),
+        (Hoarding, "budget"),
+        (Careless, "chunks and single tokens"),
+    ],
 )
 def test_faults_are_found(model, ids, layer, name):
     budget = 2 * 2 * 2 * 32 * 4 * LENGTH

@@ -12,15 +12,15 @@ pub struct Offer<'a> {
     pub costs: &'a [f64],
 }
 
-/// The kind of each KV head, by its index, with the least sum of costs that a multiplier finds within the bytes; what is left over then goes to
-/// whoever gains the most by a byte. `None` where not even the smallest kinds fit.
+/// Index of the kind of each KV head. A multiplier minimizes the sum of costs within the bytes, and remaining bytes go to the head with the largest
+/// gain per byte. `None` if the smallest kinds do not fit.
 pub fn allocate(offer: &Offer, bytes: u64) -> Option<Vec<usize>> {
     let Offer { kinds, bytes: sizes, costs } = offer;
     let n = kinds.len();
     let units = costs.len() / n.max(1);
     let choose = |price: f64| -> Vec<usize> {
         let value = |unit: usize, kind: usize| costs[unit * n + kind] + price * sizes[kind] as f64;
-        // Of equals the smallest memory.
+        // Ties: the smallest memory.
         let best = |unit: usize| (0..n).min_by(|&a, &b| value(unit, a).total_cmp(&value(unit, b)).then(sizes[a].cmp(&sizes[b])));
         (0..units).filter_map(best).collect()
     };
@@ -44,7 +44,7 @@ pub fn allocate(offer: &Offer, bytes: u64) -> Option<Vec<usize>> {
     if total(&choice) > bytes {
         choice = vec![(0..n).min_by_key(|&kind| sizes[kind])?; units];
     }
-    // Between two points of a convex hull a multiplier stops short of the budget.
+    // Between two vertices of the convex hull, a multiplier leaves bytes unused.
     loop {
         let left = bytes - total(&choice);
         let mut best: Option<(f64, usize, usize)> = None;
@@ -72,7 +72,7 @@ mod tests {
     use super::*;
     use termwise_base::rng::Rng;
 
-    /// All choices, for few heads.
+    /// Exhaustive search, for few heads.
     fn exhaustive(offer: &Offer, bytes: u64) -> f64 {
         let n = offer.kinds.len();
         let units = offer.costs.len() / n;

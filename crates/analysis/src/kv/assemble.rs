@@ -22,7 +22,7 @@ pub fn attention(config: &Config, kinds: &[Option<Kind>]) -> Result<AttentionMap
     Ok(map)
 }
 
-/// A copy of a model whose memories are replaced again and again: the weights are copied once.
+/// A copy of a model whose attention can be replaced repeatedly. The weights are copied once.
 pub struct Bench {
     model: Model,
     original: Config,

@@ -1,4 +1,4 @@
-//! How each head uses what lies behind it: the atlas.
+//! Attention distance per head.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -21,11 +21,11 @@ use crate::kv::{Error, Tell};
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct HeadSums {
     rows: f64,
-    /// Of attention: sinks, far keys, and the distance that it looks back.
+    /// Attention on sinks, attention on far keys, and mean distance.
     sink: f64,
     far: f64,
     distance: f64,
-    /// Rows with at least two far keys, the spread of their scores, the largest above their mean, and the far keys that hold half of the far mass.
+    /// Rows with at least two far keys; standard deviation of their scores, maximum above their mean, and share of far keys with half of the far attention.
     far_rows: f64,
     spread: f64,
     largest: f64,
@@ -78,13 +78,13 @@ pub struct HeadFacts {
     pub sink_mass: f64,
     /// Share of its attention on keys that are neither the first nor the last.
     pub far_mass: f64,
-    /// How far it looks back, tokens.
+    /// Mean attention distance in tokens.
     pub look_back: f64,
     /// Standard deviation of the scores of far keys within a row.
     pub far_spread: f64,
     /// The largest of them above their mean.
     pub far_largest: f64,
-    /// Share of the far keys that holds half of the far mass.
+    /// Share of the far keys with half of the far attention.
     pub half_of_far: f64,
     /// KL in nats per token if its KV head keeps only a short window; `None` if it was not measured.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -92,27 +92,27 @@ pub struct HeadFacts {
     /// The rise of the loss, in nats per token.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rise: Option<f64>,
-    /// The share of facts beyond that window that are still found, of those that the original finds.
+    /// Share of recalled facts beyond that window, among those that the original recalls.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub recall: Option<f64>,
 }
 
-/// Between a fact and its question, tokens.
+/// Tokens between a fact and its question.
 const RECALL_DISTANCE: usize = 192;
 
 /// Number of facts and of removed KV heads.
 #[derive(Clone, Copy, Debug)]
 pub struct Recalls {
-    /// Facts that the original finds, at most.
+    /// Maximum number of facts that the original recalls.
     pub facts: usize,
-    /// KV heads, those whose removal does the most.
+    /// Number of KV heads, those with the largest effect of removal.
     pub heads: usize,
 }
 
 /// All heads of a model on a text.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Atlas {
-    /// The model, as it was asked for.
+    /// Name of the model, as given.
     pub model: String,
     /// The text.
     pub data: Vec<String>,
@@ -124,7 +124,7 @@ pub struct Atlas {
     pub sinks: usize,
     /// The others are far.
     pub near: usize,
-    /// Facts by which recall was measured.
+    /// Number of facts in the recall test.
     #[serde(default)]
     pub facts: usize,
     /// By layer and head.
@@ -132,7 +132,7 @@ pub struct Atlas {
 }
 
 impl Atlas {
-    /// From what a pass gathered.
+    /// From the statistics of a calibration pass.
     pub fn new(model: &str, data: Vec<String>, config: &Config, gathered: &Gathered, length: usize) -> Atlas {
         let heads = gathered.heads.iter().enumerate().map(|(index, sums)| {
             let (rows, far) = (sums.rows.max(1.0), sums.far_rows.max(1.0));
@@ -154,8 +154,8 @@ impl Atlas {
         Atlas { model: model.into(), data, contexts: gathered.contexts, length, sinks: SINKS, near: NEAR, facts: 0, heads }
     }
 
-    /// Adds what the model loses with the memory of each KV head: KL and loss on a context, and facts that it no longer finds, asked for where the loss of
-    /// memory does the most to predictions, since each question is a text of its own.
+    /// Adds the effect of removing the memory of each KV head: KL and rise of the loss on a context. Recall is measured for the KV heads with the largest
+    /// KL only, since each question is a separate text.
     pub fn add_removals(
         &mut self,
         model: &Arc<Model>,

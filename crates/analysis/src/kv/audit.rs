@@ -1,12 +1,12 @@
-//! Whether a converted model matches its record: a verdict for each check, by a rule that is printed with it.
+//! Checks of a converted model against its record and its original. Each check has a printed rule and a verdict.
 //!
 //! ```text
-//! record       variants and bytes are those that the conversion wrote down
-//! ways         the same text by the plain formula, at once, as a prompt in parts, token by token
-//! shares       contributions of sinks, window and chosen keys to each head's output
-//! parts        predictions with each of these switched off, compared with the original's
-//! generation   greedy continuations, by the original's own judgement
-//! recall       facts at distances inside and beyond the window, by generation, where the original finds them
+//! record       variants and bytes equal the record
+//! ways         reference formula, full-sequence forward, prefill in chunks and token-by-token decoding agree
+//! shares       contributions of sinks, window and heavy hitters to each head's output
+//! parts        predictions without each of these, compared with the original's
+//! generation   loss of the original on greedy continuations
+//! recall       facts at distances within and beyond the window, by generation
 //! ```
 
 mod document;
@@ -33,19 +33,21 @@ pub use crate::kv::recall::Recall;
 pub use generation::Generation;
 pub(crate) use generation::continuation;
 pub use shares::Share;
+use shares::{Contribution, IdleRemoval};
 
-/// A part that changes predictions by less does nothing, nats per token.
+/// Smallest KL in nats per token that counts as a change of predictions.
 const NOTHING: f64 = 1e-6;
+
 /// One check.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Check {
-    /// What is checked.
+    /// Checked property.
     pub name: String,
-    /// When it holds.
+    /// Condition to pass.
     pub rule: String,
-    /// What was found.
+    /// Finding.
     pub found: String,
-    /// Whether that is as it should be; absent where there was nothing to check.
+    /// Whether it passed; `None` if there was nothing to check.
     pub passed: Option<bool>,
 }
 
@@ -55,10 +57,10 @@ impl Check {
     }
 }
 
-/// A part of the memory, switched off.
+/// Effect of removing a part of the memory.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Part {
-    /// Which.
+    /// Name of the part.
     pub name: String,
     /// Heads that have it.
     pub heads: usize,
@@ -66,7 +68,7 @@ pub struct Part {
     pub loss: f64,
     /// KL(original ‖ without it).
     pub kl: f64,
-    /// KL(converted ‖ without it): how much it does at all.
+    /// KL(converted ‖ without it).
     pub change: f64,
 }
 
@@ -91,13 +93,13 @@ pub struct Audit {
     pub layers: usize,
     /// By layer and head.
     pub shares: Vec<Share>,
-    /// What each part is worth.
+    /// Effect of removing each part.
     pub parts: Vec<Part>,
     /// Greedy continuations.
     pub generation: Option<Generation>,
     /// Facts by task and distance.
     pub recall: Vec<Recall>,
-    /// In the order in which they were made.
+    /// In order of execution.
     pub checks: Vec<Check>,
 }
 
@@ -108,29 +110,34 @@ impl Audit {
     }
 }
 
-/// What may be done to a decoder before it reads the token at a position. Nothing, but in tests of the audit itself.
+/// Callback before a decoder reads a chunk or a token, with its position. Tests of the audit inject faults with it.
 pub type Between<'a> = &'a mut dyn FnMut(usize, &mut Decoder) -> Result<(), Error>;
 
 /// Options of an audit in addition to the contexts.
 pub struct Options<'a> {
-    /// What the conversion wrote down.
+    /// Record of the conversion.
     pub record: Option<&'a Record>,
-    /// For facts in words; none are asked for without it.
+    /// Tokenizer of the recall test, which is skipped without it.
     pub tokenizer: Option<&'a Tokenizer>,
-    /// Facts of each task and distance.
+    /// Questions per task and distance.
     pub facts: usize,
     /// Tokens of each continuation.
     pub tokens: usize,
-    /// Between tokens.
+    /// Called between tokens.
     pub between: Between<'a>,
 }
 
-/// The variants of all heads, changed one by one; how many were.
+/// The variants of all heads after a change, and the number of changed heads.
 fn changed(config: &Config, change: impl Fn(&Variant) -> Option<Variant>) -> (AttentionMap, usize) {
+    changed_heads(config, |_, own| change(own))
+}
+
+/// As [`changed`], by layer and head.
+fn changed_heads(config: &Config, change: impl Fn((usize, usize), &Variant) -> Option<Variant>) -> (AttentionMap, usize) {
     let (mut map, mut count) = (config.attention.clone(), 0);
     for layer in 0..config.num_hidden_layers {
         for (head, own) in config.heads(layer).iter().enumerate() {
-            if let Some(other) = change(own) {
+            if let Some(other) = change((layer, head), own) {
                 map.set_head(layer, head, other);
                 count += 1;
             }
@@ -141,7 +148,7 @@ fn changed(config: &Config, change: impl Fn(&Variant) -> Option<Variant>) -> (At
 
 const PARTS: [&str; 4] = ["sinks", "windows", "heavy hitters", "quantization"];
 
-/// The variant without a part; `None` where it has none. A window of one key is none.
+/// The variant without a part; `None` if it does not have the part. A window of one key does not count.
 fn without(variant: &Variant, part: &str) -> Option<Variant> {
     let own = variant.clone();
     match part {
@@ -153,7 +160,7 @@ fn without(variant: &Variant, part: &str) -> Option<Variant> {
     }
 }
 
-/// Makes all checks on these contexts.
+/// Runs all checks on these contexts.
 pub fn audit(
     model: &Arc<Model>,
     original: &Arc<Model>,
@@ -184,7 +191,7 @@ pub fn audit(
     let at_once = ways::at_once(model, first)?;
     let limit = ways::Limit::new(uncoded.as_ref(), first, &at_once)?;
     drop(uncoded);
-    audit.checks.push(ways::formula(model, first, limit)?);
+    audit.checks.push(ways::formula(model, model, first, limit)?);
     step("token by token")?;
     let (checks, bytes) = ways::tokens(model, first, &at_once, limit, between)?;
     audit.checks.extend(checks);
@@ -199,9 +206,10 @@ pub fn audit(
     step("contributions to the outputs")?;
     drop(at_once);
     audit.shares = shares::measure(model, first)?;
-    audit.checks.extend(shares::checks(&audit.shares));
+    let contributions = Contribution::all(&audit.shares);
+    let mut idle_sums = vec![(Sums::default(), Sums::default()); contributions.len()];
 
-    // Each part switched off, on every context.
+    // Each part removed, on every context.
     let (mut sums, mut own) = (vec![(Sums::default(), Sums::default()); PARTS.len()], Sums::default());
     let mut counts = [0; PARTS.len()];
     for ids in contexts {
@@ -228,9 +236,19 @@ pub fn audit(
             sums[at].0.add(&whole(&reference.compare(&without)?));
             sums[at].1.add(&whole(&converted.compare(&without)?));
         }
+        for (contribution, sums) in contributions.iter().zip(&mut idle_sums).filter(|(contribution, _)| contribution.needs_removal()) {
+            let idle = |place, own: &Variant| contribution.idle.contains(&place).then(|| without(own, contribution.name())).flatten();
+            let without = smaller(model, changed_heads(&model.config, idle).0)?;
+            sums.0.add(&whole(&reference.compare(&without)?));
+            sums.1.add(&whole(&converted.compare(&without)?));
+        }
     }
     let mean = |sum: f64| sum / own.count.max(1) as f64;
     (audit.original, audit.loss, audit.kl) = (mean(own.original), mean(own.loss), own.mean_kl());
+    for (contribution, (from_original, from_own)) in contributions.iter().zip(&idle_sums) {
+        let removal = IdleRemoval { kl: audit.kl, without: from_original.mean_kl(), change: from_own.mean_kl() };
+        audit.checks.push(contribution.check(contribution.needs_removal().then_some(&removal)));
+    }
     for ((name, (from_original, from_own)), heads) in PARTS.iter().zip(&sums).zip(counts).filter(|(_, heads)| *heads > 0) {
         let part = Part {
             name: (*name).into(),
@@ -239,9 +257,9 @@ pub fn audit(
             kl: from_original.mean_kl(),
             change: from_own.mean_kl(),
         };
-        // Codes are there for their bytes, and may cost a little.
+        // Quantization saves bytes and may raise the KL.
         let worth = *name == "quantization" || part.kl > audit.kl;
-        // What is read beyond the window does nothing in a text that is no longer than that.
+        // Parts beyond the window have no effect in a text that is not longer than the window.
         let beyond =
             |own: &Variant| !matches!(*name, "windows" | "quantization") && own.window.is_some_and(|window| window >= audit.length);
         let reached = changed(&model.config, |own| without(own, name).filter(|_| !beyond(own))).1;

@@ -1,5 +1,4 @@
-//! Statistics of each head on text: how far back its queries look. One pass, context by context; the sums can be kept in a file
-//! between contexts.
+//! Attention statistics of each head on text. One pass, context by context; the sums can be saved to a file after each context.
 
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -16,17 +15,17 @@ use crate::kv::journal::{Sealed, digest, seal, unseal};
 use crate::kv::kinds::{SINKS, is_convertible};
 use crate::kv::{Error, Tell};
 
-/// Keys that are near in the calibration: where far keys begin.
+/// Number of near keys; keys further back are far.
 pub const NEAR: usize = 64;
-/// Sampled queries of each head and context.
+/// Sampled queries per head and context.
 pub const QUERIES: usize = 128;
 
-/// All that one pass over the text gathers.
+/// Statistics of one pass over the text.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Gathered {
-    /// Of the model and the contexts.
+    /// Hash of the model and the contexts.
     pub identity: String,
-    /// Contexts that are in it.
+    /// Number of contexts.
     pub contexts: usize,
     /// By layer and head.
     pub heads: Vec<HeadSums>,
@@ -46,7 +45,7 @@ impl Gathered {
     }
 }
 
-/// The queries of a context that are looked at: the same ones in every pass and head, one of each part of the context.
+/// Sampled query positions of a context: the same in every pass and head, one from each of equal parts of the context.
 pub fn sampled(context: usize, length: usize, count: usize) -> Vec<usize> {
     let mut rng = Rng::new(0x5eed ^ (context as u64) << 20);
     let count = count.min(length);
@@ -54,7 +53,7 @@ pub fn sampled(context: usize, length: usize, count: usize) -> Vec<usize> {
     (0..count).map(|i| bound(i) + rng.below((bound(i + 1) - bound(i)).max(1))).collect()
 }
 
-/// A model by its weights and configuration.
+/// Hash of weights and configuration.
 pub fn identity(model: &Model) -> String {
     let mut hasher = blake3::Hasher::new();
     for values in model.params.values().chunks(1 << 14) {
@@ -65,7 +64,7 @@ pub fn identity(model: &Model) -> String {
     hasher.finalize().to_hex()[..24].to_owned()
 }
 
-/// Runs the model over the contexts and shows every layer to `look`; stops between contexts once that is asked for.
+/// Runs the model over the contexts and calls `look` for every layer. Can be interrupted between contexts.
 pub fn pass(
     model: &Model,
     contexts: &[Vec<u32>],
@@ -97,7 +96,7 @@ pub fn view(seen: &ObservedAttention, head: usize) -> Result<View, Error> {
     Ok(View::new(seen.attention, seen.shape.batch, seen.shape.time, seen.inputs, 0, head)?)
 }
 
-/// Gathers over all contexts; goes on from what the file holds of the same model and text.
+/// Accumulates over all contexts; resumes from the file if model and text match.
 pub fn gather(model: &Model, contexts: &[Vec<u32>], file: Option<&Path>, stop: &AtomicBool, tell: Tell) -> Result<Gathered, Error> {
     let config = &model.config;
     let (layers, h, g) = (config.num_hidden_layers, config.num_attention_heads, config.num_key_value_heads);

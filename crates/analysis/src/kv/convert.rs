@@ -1,4 +1,4 @@
-//! From a model and text to a model whose memory is constant, within a budget.
+//! Conversion of a model to fixed-size KV memory under a budget.
 
 use std::path::Path;
 use std::str::FromStr;
@@ -24,12 +24,8 @@ use crate::kv::{Error, Tell, Texts};
 
 /// Candidate numbers of keys per KV head, in addition to sinks.
 pub const SIZES: [usize; 9] = [4, 16, 32, 64, 128, 256, 512, 1024, 2048];
-/// Contexts by which errors of outputs are measured.
-const ERROR_CONTEXTS: usize = 2;
-/// Tokens of the context by which sensitivities are measured.
-pub const PROBE_LENGTH: usize = 1024;
 
-/// What a converted model may keep, or may lose.
+/// Limit of a conversion, in bytes or in loss.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Budget {
@@ -37,11 +33,11 @@ pub enum Budget {
     Bytes(u64),
     /// Keys and values in 16 bits for each KV head, on average.
     Keys(u64),
-    /// The share by which the loss may rise, by text that is not evaluated.
+    /// Maximum relative rise of the loss on calibration text.
     Loss(f64),
 }
 
-/// What has a kind of memory of its own.
+/// Unit of allocation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Granularity {
@@ -53,7 +49,7 @@ pub enum Granularity {
 }
 
 impl Granularity {
-    /// KV heads with the same kind.
+    /// Number of KV heads per unit.
     fn shared(self, config: &Config) -> usize {
         match self {
             Granularity::Head => 1,
@@ -95,11 +91,11 @@ impl FromStr for Share {
     }
 }
 
-/// All that choosing needs to know of a model.
+/// Measurements for the allocation.
 pub struct Prepared {
-    /// What heads look at.
+    /// Attention statistics.
     pub gathered: Gathered,
-    /// What kinds do to outputs.
+    /// Output error of each KV head with each kind.
     pub errors: Errors,
     /// Effect of each KV head at the probe.
     pub removals: Vec<Removal>,
@@ -107,17 +103,17 @@ pub struct Prepared {
     pub overhead: u64,
 }
 
-/// Bytes of the states of all layers in addition to the memory of their KV heads: positions, score bounds and running sums. They are those of empty states.
+/// Bytes of the states of all layers in addition to the memory of their KV heads: positions, score bounds and running sums, as in empty states.
 pub fn overhead(config: &Config) -> Result<u64, Error> {
     let layers = config.attention_layers(1)?;
     layers.iter().map(|layer| -> Result<u64, Error> { Ok(layer.state(1)?.bytes() as u64) }).sum()
 }
 
 impl Prepared {
-    /// Measures these families of memories on the contexts, unless there are none. With a folder, finished measurements are kept there.
+    /// Measures these families on the calibration contexts. Finished measurements are saved to the folder, if given.
     pub fn new(
         model: &Model,
-        contexts: &[Vec<u32>],
+        texts: &Texts,
         families: &[Family],
         folder: Option<&Path>,
         stop: &AtomicBool,
@@ -127,21 +123,21 @@ impl Prepared {
             create_folder(folder)?;
         }
         let place = |name: &str| folder.map(|folder| folder.join(name));
-        let gathered = gather(model, contexts, place("calibration.json").as_deref(), stop, tell)?;
+        let gathered = gather(model, &texts.calibration, place("calibration.json").as_deref(), stop, tell)?;
         let overhead = overhead(&model.config)?;
         if families.is_empty() {
             return Ok(Prepared { overhead, gathered, errors: Errors { kinds: Vec::new(), values: Vec::new() }, removals: Vec::new() });
         }
         let mut journal = Journal::open(place("journal.jsonl").as_deref())?;
         let mut kinds: Vec<Kind> = vec![Kind::window(PROBE)];
-        kinds.extend(families.iter().flat_map(|family| SIZES.map(|size| family.of(size))));
+        // Heavy hitters that hold a whole context have the error of the window of that size, with more bytes.
+        let longest = texts.error_contexts().iter().map(Vec::len).max().unwrap_or(0);
+        let useful = |family: &Family, size: usize| !family.chosen || size < longest;
+        kinds.extend(families.iter().flat_map(|family| SIZES.into_iter().filter(|&size| useful(family, size)).map(|size| family.of(size))));
         let mut seen = std::collections::HashSet::new();
         kinds.retain(|kind| seen.insert(*kind));
-        let errors =
-            errors::measure(model, &gathered.identity, &contexts[..ERROR_CONTEXTS.min(contexts.len())], &kinds, &mut journal, stop, tell)?;
-        // The last context, as far as errors were not measured on it.
-        let probe: Vec<u32> = contexts.last().map_or(Vec::new(), |context| context[..PROBE_LENGTH.min(context.len())].to_vec());
-        let removals = sensitivity::measure(model, &gathered.identity, &[probe], &mut journal, stop, tell)?;
+        let errors = errors::measure(model, &gathered.identity, texts.error_contexts(), &kinds, &mut journal, stop, tell)?;
+        let removals = sensitivity::measure(model, &gathered.identity, &texts.probes(), &mut journal, stop, tell)?;
         Ok(Prepared { gathered, errors, removals, overhead })
     }
 
@@ -160,7 +156,7 @@ impl Prepared {
         Some(choice.into_iter().flat_map(|kind| std::iter::repeat_n(kinds[kind], shared)).collect())
     }
 
-    /// The atlas, with what was measured of each KV head.
+    /// The atlas with the measured effect of each KV head.
     pub fn atlas(&self, name: &str, data: Vec<String>, model: &Model, length: usize) -> Atlas {
         let mut atlas = Atlas::new(name, data, &model.config, &self.gathered, length);
         let (h, g) = (model.config.num_attention_heads, model.config.num_key_value_heads);
@@ -172,18 +168,18 @@ impl Prepared {
     }
 }
 
-/// What a conversion did.
+/// Result of a conversion.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Conversion {
-    /// The model, as it was asked for.
+    /// Name of the model, as given.
     pub model: String,
     /// The text.
     pub data: Vec<String>,
-    /// What was asked for.
+    /// Requested limit.
     pub budget: Budget,
-    /// Bytes that one text keeps between tokens, from the counter that knows the buffers.
+    /// Bytes of the state of one sequence between tokens.
     pub bytes: u64,
-    /// The same in keys and values in 16 bits for each KV head.
+    /// The same in 16-bit key/value pairs per KV head.
     pub keys: f64,
     /// Bytes of a cache of all keys in 16 bits at the model's context.
     pub cache_bytes: u64,
@@ -193,14 +189,14 @@ pub struct Conversion {
     pub layers: usize,
     /// Of each layer.
     pub kv_heads: usize,
-    /// Whether every KV head has its own kind, or every layer.
+    /// Unit of allocation.
     #[serde(default)]
     pub granularity: Granularity,
     /// By layer and KV head.
     pub kinds: Vec<Kind>,
-    /// Tokens that were fitted to.
+    /// Number of calibration tokens.
     pub calibration_tokens: usize,
-    /// On text that was used neither for calibration nor for allocation.
+    /// Losses on text that was used neither for calibration nor for allocation.
     pub measured: Vec<Measured>,
 }
 
@@ -226,7 +222,7 @@ pub fn bytes_of(kinds: &[Kind], d: usize, overhead: u64) -> u64 {
     kinds.iter().map(|kind| kind.bytes(d)).sum::<u64>() + overhead
 }
 
-/// Refuses a budget that the smallest memory of these families exceeds.
+/// Rejects a budget below the smallest memory of these families.
 pub fn check_budget(config: &Config, families: &[Family], budget: Budget) -> Result<(), Error> {
     let (units, d) = ((config.num_hidden_layers * config.num_key_value_heads) as u64, config.head_dim);
     let bytes = match budget {
@@ -243,12 +239,12 @@ pub fn check_budget(config: &Config, families: &[Family], budget: Budget) -> Res
     Ok(())
 }
 
-/// Chooses kinds for a budget. For a share of the loss: the fewest bytes, among powers of two and what lies between, by the loss on contexts that were fitted to.
+/// Chooses kinds for a budget. For a share of the loss: the smallest budget by bisection over log bytes, with the loss on calibration contexts.
 pub fn choose(
     model: &Model,
     prepared: &Prepared,
     families: &[Family],
-    contexts: &[Vec<u32>],
+    texts: &Texts,
     (budget, granularity): (Budget, Granularity),
     stop: &AtomicBool,
     tell: Tell,
@@ -265,7 +261,7 @@ pub fn choose(
         Budget::Loss(share) => share,
     };
     let references: Vec<Reference> =
-        contexts.iter().take(ERROR_CONTEXTS).map(|ids| Reference::new(model, ids)).collect::<Result<_, _>>()?;
+        texts.error_contexts().iter().map(|ids| Reference::new(model, ids)).collect::<Result<_, _>>()?;
     let rise = |kinds: &[Kind]| -> Result<f64, Error> {
         let kinds: Vec<Option<Kind>> = kinds.iter().copied().map(Some).collect();
         let converted = assemble(model, &kinds)?;

@@ -4,25 +4,25 @@
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// An attention that is not possible.
+    /// An invalid variant.
     #[error(transparent)]
     Attention(#[from] termwise_attention::Error),
     /// A model that cannot be built or run.
     #[error(transparent)]
     Model(Box<termwise_model::Error>),
-    /// Looking into the original model.
+    /// An error of another module of this crate.
     #[error(transparent)]
     Inspect(#[from] crate::Error),
-    /// A file of ours.
+    /// A file could not be read or written.
     #[error(transparent)]
     File(#[from] termwise_base::files::Error),
-    /// What was asked for cannot be done.
+    /// An invalid request.
     #[error("{0}")]
     Asked(String),
     /// A model with invalid logits.
     #[error("logits at position {0} are NaN or infinite")]
     NoNumbers(usize),
-    /// The work was stopped; what is finished is in the journal.
+    /// Interrupted. Finished measurements are in the journal.
     #[error("interrupted; the same command resumes")]
     Stopped,
 }

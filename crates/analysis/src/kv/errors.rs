@@ -21,13 +21,13 @@ pub struct Errors {
 }
 
 impl Errors {
-    /// Of a KV head, counted over layers, and a kind by its column.
+    /// The error of a KV head, counted over layers, with the kind of a column.
     pub fn get(&self, unit: usize, kind: usize) -> f64 {
         self.values[unit * self.kinds.len() + kind]
     }
 }
 
-/// W_oᵀ·W_o of the columns of each KV head, [G, w, w] with w = d·(H/G); and the same of all columns is what outputs are compared with.
+/// W_oᵀ·W_o of the columns of each KV head, [G, w, w] with w = d·(H/G).
 fn grams(model: &Model, layer: usize) -> Result<Vec<f32>, Error> {
     let config = &model.config;
     let (h, g, d, c) = (config.num_attention_heads, config.num_key_value_heads, config.head_dim, config.hidden_size);
@@ -50,7 +50,7 @@ fn grams(model: &Model, layer: usize) -> Result<Vec<f32>, Error> {
 /// Stride between evaluated positions; an error is an average over thousands.
 const STRIDE: usize = 4;
 
-/// Σ_t δᵀMδ of the columns of each KV head in rows [T, H·d], over some of them.
+/// Σ_t δᵀMδ of the columns of each KV head in rows [T, H·d], over every STRIDE-th row.
 fn squares(delta: &[f32], width: usize, gram: &[f32], w: usize) -> Vec<f64> {
     gram.par_chunks_exact(w * w)
         .enumerate()
@@ -61,7 +61,7 @@ fn squares(delta: &[f32], width: usize, gram: &[f32], w: usize) -> Vec<f64> {
         .collect()
 }
 
-/// With as many sums as a compiler makes vectors of.
+/// Dot product with 16 partial sums, which compilers vectorize.
 fn dot(a: &[f32], b: &[f32]) -> f32 {
     let mut sums = [0.0f32; 16];
     let (whole_a, rest_a) = a.as_chunks::<16>();
@@ -72,7 +72,7 @@ fn dot(a: &[f32], b: &[f32]) -> f32 {
     sums.iter().sum::<f32>() + rest_a.iter().zip(rest_b).map(|(a, b)| a * b).sum::<f32>()
 }
 
-/// Measures all kinds on these contexts; what the journal knows is not computed again.
+/// Measures all kinds on these contexts, except values in the journal.
 pub fn measure(
     model: &Model,
     identity: &str,
@@ -104,7 +104,7 @@ pub fn measure(
         let whole: f64 = squares(seen.y, width, &gram, w).iter().sum();
         let own = &seen.attention.heads()[0];
         let unknown: Vec<&Kind> = kinds.iter().filter(|kind| known(journal, context, layer, kind).is_none()).collect();
-        // Kinds side by side: a layer has few KV heads, and some kinds take one position after another.
+        // Parallel over kinds: a layer has few KV heads, and some kinds are sequential in time.
         let found = unknown.par_iter().with_max_len(1).map(|kind| -> Result<Vec<f64>, Error> {
             let heads = (0..h).map(|_| kind.variant(own)).collect::<Result<Vec<_>, Error>>()?;
             let attention = seen.attention.with_heads(heads)?;

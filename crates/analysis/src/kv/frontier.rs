@@ -1,7 +1,7 @@
-//! Loss and KL against bytes, for every way to choose memories that there is, on the same contexts.
+//! Loss and KL against bytes for all allocation methods, on the same contexts.
 //!
-//! The rule, stated beforehand: at a budget, one method is better than another if the 95 % interval (Student's) of the mean over contexts of the difference of
-//! their losses lies on one side of zero; there is no verdict with fewer than three contexts.
+//! Rule, declared in code: at a budget, one method is better than another if the 95 % interval (Student's t) of the mean paired difference of losses over
+//! contexts excludes zero. There is no verdict with fewer than three contexts.
 
 mod best;
 mod document;
@@ -25,31 +25,31 @@ pub use best::{Best, Saving};
 /// Budgets are smaller, keys per KV head.
 const MOST_KEYS: u64 = 1 << 30;
 
-/// A way to choose memories within a budget.
+/// A method of allocation within a budget.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Method {
-    /// In tables.
+    /// Name in tables.
     pub name: &'static str,
     /// Candidate kinds of memory.
     families: &'static [Family],
-    /// Whether each has its own share; else all have the same, of the first family.
+    /// Whether each KV head has its own kind; otherwise all have the same, of the first family.
     per_head: bool,
-    /// Whether several ideas come together, as against one idea alone.
+    /// Whether it combines several techniques.
     combined: bool,
 }
 
 impl Method {
-    /// One idea, the same for all heads.
+    /// One technique, the same for all heads.
     const fn one(name: &'static str, families: &'static [Family]) -> Method {
         Method { name, families, per_head: false, combined: false }
     }
 
-    /// Several ideas, the same for all heads.
+    /// Several techniques, the same for all heads.
     const fn several(name: &'static str, families: &'static [Family]) -> Method {
         Method { name, families, per_head: false, combined: true }
     }
 
-    /// Several methods, and a choice per KV head.
+    /// Several techniques, chosen per KV head.
     const fn by_head(name: &'static str, families: &'static [Family]) -> Method {
         Method { name, families, per_head: true, combined: true }
     }
@@ -68,35 +68,51 @@ const BITS4_CHOSEN: Family = Family { chosen: true, ..BITS4 };
 /// The families that `convert` chooses from.
 pub const ALL: &[Family] = &[WINDOW, BITS8, BITS8_CHOSEN, BITS84, BITS84_CHOSEN, BITS4, BITS4_CHOSEN];
 
-/// The methods, single ideas first.
+/// The methods, single techniques first.
 pub const METHODS: &[Method] = &[
     Method::one("window", &[WINDOW]),
-    Method { per_head: true, ..Method::one("window by head", &[WINDOW]) },
-    Method::one("chosen", &[CHOSEN]),
-    Method::one("chosen lately", &[LATELY]),
+    Method { per_head: true, ..Method::one("window per head", &[WINDOW]) },
+    Method::one("heavy hitters", &[CHOSEN]),
+    Method::one("recent heavy hitters", &[LATELY]),
     Method::one("8 bits", &[BITS8]),
     Method::one("8/4 bits", &[BITS84]),
     Method::one("4 bits", &[BITS4]),
-    Method::several("8 bits + chosen", &[BITS8_CHOSEN]),
-    Method::several("4 bits + chosen", &[BITS4_CHOSEN]),
-    Method::by_head("chosen by head", &[WINDOW, CHOSEN]),
-    Method::by_head("8 bits by head", &[BITS8, BITS8_CHOSEN]),
-    Method::by_head("everything by head", ALL),
+    Method::several("8 bits + heavy hitters", &[BITS8_CHOSEN]),
+    Method::several("4 bits + heavy hitters", &[BITS4_CHOSEN]),
+    Method::by_head("heavy hitters per head", &[WINDOW, CHOSEN]),
+    Method::by_head("8 bits per head", &[BITS8, BITS8_CHOSEN]),
+    Method::by_head("all kinds per head", ALL),
 ];
 
-/// Which pairs of methods are compared: the first is claimed to be better than the second.
+/// Names of methods in earlier builds, and the current ones.
+const EARLIER_NAMES: [(&str, &str); 8] = [
+    ("window by head", "window per head"),
+    ("chosen", "heavy hitters"),
+    ("chosen lately", "recent heavy hitters"),
+    ("8 bits + chosen", "8 bits + heavy hitters"),
+    ("4 bits + chosen", "4 bits + heavy hitters"),
+    ("chosen by head", "heavy hitters per head"),
+    ("8 bits by head", "8 bits per head"),
+    ("everything by head", "all kinds per head"),
+];
+
+/// Compared pairs of methods; the hypothesis is that the first is better.
 pub const PAIRS: &[(&str, &str)] = &[
-    ("window by head", "window"),
-    ("chosen", "window"),
+    ("window per head", "window"),
+    ("heavy hitters", "window"),
     ("8 bits", "window"),
-    ("4 bits + chosen", "4 bits"),
-    ("everything by head", "8 bits by head"),
-    ("everything by head", "8 bits + chosen"),
+    ("4 bits + heavy hitters", "4 bits"),
+    ("all kinds per head", "window"),
+    ("all kinds per head", "8 bits"),
+    ("all kinds per head", "4 bits"),
+    ("all kinds per head", "8 bits per head"),
+    ("all kinds per head", "8 bits + heavy hitters"),
 ];
 
 impl Method {
-    /// The methods of these names, all where there is none.
+    /// The methods of these names; all methods if there are no names. Names of earlier builds are accepted.
     pub fn named(names: &[String]) -> Result<Vec<&'static Method>, Error> {
+        let names: Vec<String> = names.iter().map(|name| EARLIER_NAMES.iter().find(|(old, _)| old == name).map_or(name.as_str(), |(_, new)| *new).to_owned()).collect();
         if let Some(unknown) = names.iter().find(|name| METHODS.iter().all(|method| method.name != **name)) {
             let all: Vec<&str> = METHODS.iter().map(|method| method.name).collect();
             return Err(Error::Asked(format!("there is no method `{unknown}`; there are: {}", all.join(", "))));
@@ -104,7 +120,7 @@ impl Method {
         Ok(METHODS.iter().filter(|method| names.is_empty() || names.iter().any(|name| name == method.name)).collect())
     }
 
-    /// The kinds that these need to know the errors of: none where all heads have the same.
+    /// The families whose errors these methods need: those of methods with a choice per KV head.
     pub fn families(methods: &[&Method]) -> Vec<Family> {
         let mut all: Vec<Family> = Vec::new();
         for family in methods.iter().filter(|method| method.per_head).flat_map(|method| method.families) {
@@ -134,7 +150,7 @@ impl Method {
         Ok(least.div_ceil(key_bytes(d) * units))
     }
 
-    /// Refuses budgets within which none of these methods fits.
+    /// Rejects budgets that are too small for all of these methods.
     pub fn check_budgets(methods: &[&Method], keys: &[u64], config: &Config) -> Result<(), Error> {
         let least = Method::least_keys(methods, config)?;
         match keys.iter().find(|&&keys| !(least..MOST_KEYS).contains(&keys)) {
@@ -153,18 +169,18 @@ impl Method {
 pub struct Point {
     /// The method.
     pub method: String,
-    /// The budget, keys in 16 bits for each KV head.
+    /// Budget in 16-bit key/value pairs per KV head.
     pub keys: u64,
     /// Bytes of the model's memory.
     pub bytes: u64,
     /// The text.
     pub text: String,
-    /// By context, and by bucket of positions.
+    /// Sums per context and bucket of positions.
     pub contexts: Vec<ByPosition>,
 }
 
 impl Point {
-    /// Mean rise of the loss over contexts, and its standard error where there are several.
+    /// Mean rise of the loss over contexts, and its standard error for two or more.
     pub fn rise(&self) -> (f64, Option<f64>) {
         mean_and_error(&self.contexts.iter().map(|buckets| whole(buckets).rise()).collect::<Vec<_>>())
     }
@@ -186,23 +202,23 @@ impl Point {
 /// Two methods at one budget.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Comparison {
-    /// Said to be better.
+    /// The first method, by hypothesis the better one.
     pub a: String,
-    /// Than this.
+    /// The second method.
     pub b: String,
     /// The budget.
     pub keys: u64,
-    /// Contexts of all texts that both have.
+    /// Common contexts of all texts.
     pub contexts: usize,
-    /// Mean of loss(a) − loss(b) over contexts, and its 95 % interval where there are at least three.
+    /// Mean of loss(a) − loss(b) over contexts.
     pub difference: f64,
-    /// The interval.
+    /// Its 95 % interval; `None` for fewer than three contexts.
     pub interval: Option<(f64, f64)>,
-    /// By the rule.
+    /// Verdict of the rule.
     pub verdict: Verdict,
 }
 
-/// The verdict of the rule.
+/// Verdict of the rule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Verdict {
@@ -210,7 +226,7 @@ pub enum Verdict {
     Better,
     /// It is worse.
     Worse,
-    /// Neither can be said.
+    /// The interval contains zero, or there is no interval.
     Open,
 }
 
@@ -223,7 +239,7 @@ impl Verdict {
         }
     }
 
-    /// In tables.
+    /// Word in tables.
     fn word(self) -> &'static str {
         match self {
             Verdict::Better => "better",
@@ -239,26 +255,26 @@ fn interval(mean: f64, error: Option<f64>, count: usize) -> Option<(f64, f64)> {
     Some((mean - half, mean + half))
 }
 
-/// Everything, filled in as it is measured.
+/// The result, filled in during the measurements.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Frontier {
-    /// The model, as it was asked for.
+    /// Name of the model, as given.
     pub model: String,
-    /// Tokens of a context.
+    /// Tokens per context.
     pub length: usize,
-    /// Texts, contexts asked for of each, and whether other parts of it were fitted to.
+    /// Texts, number of contexts, and whether other parts of the text were used for calibration.
     pub texts: Vec<(String, usize, bool)>,
-    /// Tokens that were fitted to.
+    /// Number of calibration tokens.
     pub calibration_tokens: usize,
-    /// Bytes of one key and value, and KV heads: budgets are in these.
+    /// Bytes of one 16-bit key/value pair, the unit of budgets.
     pub key_bytes: u64,
-    /// Of the model.
+    /// KV heads of the model.
     pub kv_heads: usize,
     /// Loss of the original by text, nats per token.
     pub original: Vec<f64>,
-    /// What was measured.
+    /// Measurements.
     pub points: Vec<Point>,
-    /// By the rule.
+    /// Verdicts of the rule.
     pub comparisons: Vec<Comparison>,
     /// The best combination against the best single method.
     #[serde(default)]
@@ -266,28 +282,28 @@ pub struct Frontier {
     /// Bytes at equal loss.
     #[serde(default)]
     pub savings: Vec<Saving>,
-    /// Budgets that a method does not fit into.
+    /// Methods and budgets that are too small for them.
     #[serde(default)]
     pub too_small: Vec<(String, u64)>,
-    /// What methods keep, for tables: the method, the budget and the kind of all heads where that is one.
+    /// Method, budget and kind, for methods with the same kind in all heads.
     #[serde(default)]
     pub kinds: Vec<(String, u64, String)>,
-    /// Whether everything that was asked for is here.
+    /// Whether all requested measurements are complete.
     pub finished: bool,
 }
 
-/// What to do.
+/// Options of [`run`].
 pub struct Options<'a> {
-    /// Keys in 16 bits for each KV head.
+    /// Budgets in 16-bit key/value pairs per KV head.
     pub keys: Vec<u64>,
-    /// Names of methods; all where empty.
+    /// Names of methods; empty: all.
     pub methods: Vec<String>,
-    /// Where measurements are kept.
+    /// File of finished measurements.
     pub journal: Option<&'a Path>,
 }
 
-/// Measures; `show` gets every state of the result. Contexts come in turn from all texts, and each is finished with all methods before the next, so that what
-/// there is can be compared at any time.
+/// Runs the measurements and calls `show` with each intermediate result. Contexts alternate between texts, and all methods finish a context before the next
+/// one, so every intermediate result can be compared.
 #[allow(clippy::too_many_arguments, reason = "what is measured, how, and who hears of it")]
 pub fn run(
     model: &Model,
@@ -337,7 +353,7 @@ pub fn run(
     }
     let most = texts.evaluation.iter().map(|text| text.contexts.len()).max().unwrap_or(0);
     let key = |kinds: &[Kind], context: &[u32]| digest(&format!("frontier {} {kinds:?} {context:?}", prepared.gathered.identity));
-    // Only what is still to be measured takes time.
+    // Progress counts missing measurements only.
     let all = texts.evaluation.iter().flat_map(|text| &text.contexts).flat_map(|context| plans.iter().map(move |plan| (plan, context)));
     let total = all.filter(|((_, _, kinds), context)| known(&journal, &key(kinds, context), context).is_none()).count() as u64;
     let mut bench = Bench::new(model);
@@ -384,7 +400,7 @@ pub fn run(
 }
 
 impl Frontier {
-    /// Applies the rule to what there is.
+    /// Applies the rule to the measurements.
     pub fn compare(&mut self) {
         let keys = self.budgets();
         self.comparisons.clear();
@@ -419,7 +435,7 @@ impl Frontier {
         self.savings = best::savings(self);
     }
 
-    /// Rises of the loss of a method at a budget, by context, of all texts one after another; `None` where a text has none of it.
+    /// Rise of the loss of a method at a budget per context, over all texts; `None` if a text lacks the method.
     fn rises(&self, method: &str, keys: u64) -> Option<Vec<f64>> {
         let mut all = Vec::new();
         for (text, ..) in &self.texts {
@@ -438,7 +454,7 @@ impl Frontier {
     }
 }
 
-/// The mean and its standard error, where there are at least two.
+/// Mean and standard error, for two or more values.
 fn mean_and_error(values: &[f64]) -> (f64, Option<f64>) {
     let n = values.len() as f64;
     let mean = values.iter().sum::<f64>() / n.max(1.0);
@@ -458,10 +474,10 @@ mod tests {
     #[test]
     fn verdicts_follow_the_rule() {
         let compare = |a: &[f64], b: &[f64]| {
-            let points = vec![point("chosen", a), point("window", b)];
+            let points = vec![point("heavy hitters", a), point("window", b)];
             let mut frontier = Frontier { texts: vec![("t".into(), 9, true)], points, ..Frontier::default() };
             frontier.compare();
-            frontier.comparisons.into_iter().find(|comparison| comparison.a == "chosen" && comparison.b == "window").expect("a comparison")
+            frontier.comparisons.into_iter().find(|comparison| comparison.a == "heavy hitters" && comparison.b == "window").expect("a comparison")
         };
         let found = compare(&[1.0, 2.0, 3.0, 4.0], &[1.1, 2.11, 3.09, 4.1]);
         assert_eq!(found.verdict, Verdict::Better);

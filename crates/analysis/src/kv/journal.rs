@@ -1,4 +1,4 @@
-//! Finished measurements, so that they are not repeated: lines of JSON, each with the key of its measurement and a checksum.
+//! Finished measurements as JSON lines with key and checksum; they are not repeated.
 
 use std::collections::HashMap;
 use std::fs::{File, OpenOptions};
@@ -27,7 +27,7 @@ struct Entry {
 }
 
 impl Journal {
-    /// Reads a file, and adds to it. A line that was cut off when the program ended is measured again, as are lines of earlier builds, which have no checksum.
+    /// Opens a file for reading and appending. Incomplete lines of an interrupted program and lines of earlier builds without a checksum are measured again.
     ///
     /// # Errors
     /// [`Error::Asked`] if a line was edited.
@@ -51,13 +51,13 @@ impl Journal {
             }
         }
         let mut file = OpenOptions::new().create(true).append(true).open(path).map_err(files::Error::io("write", path))?;
-        // After a line that was cut off, the next one starts anew.
+        // An incomplete last line is terminated first.
         file.write_all(b"\n").map_err(files::Error::io("write", path))?;
         journal.file = Some(file);
         Ok(journal)
     }
 
-    /// What is known under this key.
+    /// The stored value of a key.
     pub fn get<T: DeserializeOwned>(&self, key: &str) -> Option<T> {
         self.known.get(key).and_then(|value| serde_json::from_value(value.clone()).ok())
     }
@@ -68,7 +68,7 @@ impl Journal {
         if let Some(file) = &mut self.file
             && let Ok(line) = serde_json::to_string(&Entry { key: key.into(), what: what.into(), value: value.clone() })
         {
-            // A journal that cannot be written only means that a second run measures again.
+            // If the journal cannot be written, the next run measures again.
             let _ = file.write_all(format!("{}\n", seal(&line)).as_bytes());
         }
         self.known.insert(key.into(), value);
@@ -98,7 +98,7 @@ pub(crate) fn unseal(text: &str) -> Sealed {
     }
 }
 
-/// A short name of anything that can be printed.
+/// A short hash of a string.
 pub fn digest(of: &str) -> String {
     blake3::hash(of.as_bytes()).to_hex()[..24].to_owned()
 }

@@ -8,17 +8,17 @@ use termwise_attention::parts::quantize::CacheBits;
 
 use crate::kv::Error;
 
-/// Keys at the start that every kind keeps.
+/// Number of sinks of every kind: keys at the start of the sequence.
 pub const SINKS: usize = 4;
-/// Time constant, in queries, of accumulated attention that fades.
+/// Time constant of fading accumulated attention, in queries.
 pub const FADE: usize = 64;
 
-/// A memory: the first keys, the last ones and heavy hitters between them, and the bits in which they are stored.
+/// A kind of memory: sinks, window and heavy hitters, and the bits in which they are stored.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Kind {
     /// Length of the window.
     pub window: usize,
-    /// Number of first keys.
+    /// Number of sinks.
     pub sinks: usize,
     /// Number of heavy hitters.
     pub chosen: usize,
@@ -36,7 +36,7 @@ impl Kind {
         Family::WINDOW.of(window)
     }
 
-    /// The attention of a head that is a plain softmax so far.
+    /// The variant of a head with this memory; `own` must be softmax over all keys.
     pub fn variant(&self, own: &Variant) -> Result<Variant, Error> {
         if !is_convertible(own) {
             return Err(Error::Asked(format!("`{own}` is not softmax over all keys: its memory cannot be replaced")));
@@ -52,14 +52,14 @@ impl Kind {
         Ok(variant)
     }
 
-    /// Bytes that one KV head of dimension d stores, by the counter of `plan`.
+    /// Bytes of one KV head of dimension d, as counted by `plan`.
     pub fn bytes(&self, d: usize) -> u64 {
         let variant = self.variant(&Variant::default()).expect("a kind is a variant of softmax");
         let counted = Attention::of_layer(&[variant], Sizes { kv_heads: 1, d });
         if counted.growth() > 0 { u64::MAX } else { counted.kept_bytes(0) }
     }
 
-    /// For tables.
+    /// Description in tables.
     pub fn label(&self) -> String {
         let heavy_hitters = match (self.chosen, self.fade) {
             (0, _) => String::new(),
@@ -74,7 +74,7 @@ impl Kind {
     }
 }
 
-/// Whether a head's memory can be replaced: a softmax over all keys, whose keys are kept as they are.
+/// Whether the memory of a head can be replaced: softmax over all keys, with unmodified keys.
 pub fn is_convertible(own: &Variant) -> bool {
     own.window.is_none() && own.far.is_none() && own.clone().with_window(1).is_pooled() && own.near.kernel == Variant::default().near.kernel
 }
@@ -84,7 +84,7 @@ pub fn key_bytes(d: usize) -> u64 {
     4 * d as u64
 }
 
-/// Memories that differ in their number of keys alone.
+/// Kinds that differ only in their number of keys.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Family {
     /// Whether half of the keys are heavy hitters.

@@ -7,16 +7,16 @@ use termwise_model::{Model, Session, SessionOptions};
 use crate::kv::Error;
 use crate::kv::journal::Journal;
 
-/// Rows of logits at once: enough that a product reads the vocabulary's weights few times.
+/// Rows of logits per matrix product: enough to reuse the weights of the vocabulary.
 const ROWS: usize = 512;
-/// Loss and KL where predictions are no numbers, nats.
+/// Loss and KL in nats if logits are NaN or infinite.
 const WORST: f64 = 100.0;
-/// Numbers of which a sum is taken in float32; such sums are added in float64.
+/// Values per partial sum in float32; partial sums are added in float64.
 const BLOCK: usize = 1024;
-/// Sums side by side, as many as a compiler makes vectors of.
+/// Parallel partial sums, which compilers vectorize.
 const LANES: usize = 16;
-/// Where buckets of positions begin.
-pub const BUCKETS: [usize; 6] = [0, 64, 256, 1024, 2048, 4096];
+/// First position of each bucket. The bucket from 1,536 is the end of a context of 2,048 tokens.
+pub const BUCKETS: [usize; 7] = [0, 64, 256, 1024, 1536, 2048, 4096];
 
 /// The original model on one context: the log of its predictions, [T, V], and their losses.
 pub struct Reference {
@@ -24,7 +24,7 @@ pub struct Reference {
     pub ids: Vec<u32>,
     vocabulary: usize,
     logs: Vec<f32>,
-    /// −ln p of the token that came, of all positions but the last.
+    /// −ln p of the next token, at all positions but the last.
     pub losses: Vec<f64>,
 }
 
@@ -33,11 +33,11 @@ pub struct Reference {
 pub struct Sums {
     /// Positions.
     pub count: u64,
-    /// Of −ln p, nats.
+    /// Sum of −ln p, nats.
     pub loss: f64,
     /// The same of the original model.
     pub original: f64,
-    /// Of KL(original ‖ this).
+    /// Sum of KL(original ‖ this).
     pub kl: f64,
 }
 
@@ -61,10 +61,10 @@ impl Sums {
     }
 }
 
-/// By bucket of positions, as many as the context reaches.
+/// Sums per bucket of positions, up to the length of the context.
 pub type ByPosition = Vec<Sums>;
 
-/// The sums of a context that a journal has under this key, if they are as many as such a context has.
+/// The journal's sums of a context, if their number matches its length.
 pub(crate) fn known(journal: &Journal, key: &str, context: &[u32]) -> Option<ByPosition> {
     journal.get(key).filter(|found: &ByPosition| found.len() == buckets(context.len().saturating_sub(1)))
 }
@@ -74,7 +74,7 @@ fn buckets(positions: usize) -> usize {
     BUCKETS.iter().filter(|&&first| first < positions).count()
 }
 
-/// All positions together.
+/// Sum over all positions.
 pub fn whole(buckets: &[Sums]) -> Sums {
     buckets.iter().fold(Sums::default(), |mut all, one| {
         all.add(one);
@@ -88,7 +88,7 @@ fn session(model: &Model, ids: &[u32]) -> Result<Session, Error> {
     Ok(session)
 }
 
-/// e^x for x ≤ 0 within 2e-7 of itself, without branches, so that loops over it become vectors.
+/// e^x for x ≤ 0 with a relative error of 2e-7, branch-free for vectorization.
 #[inline(always)]
 fn exp(x: f32) -> f32 {
     // x = n·ln 2 + r; adding 1.5·2²³ leaves n in the low bits.
@@ -101,7 +101,7 @@ fn exp(x: f32) -> f32 {
     f32::from_bits(shifted.to_bits().wrapping_sub(ROUND.to_bits()).wrapping_add(127) << 23) * p
 }
 
-/// Σ f(x, y), in lanes and blocks.
+/// Σ f(x, y) in lanes and blocks.
 #[inline(always)]
 fn sum(x: &[f32], y: &[f32], f: impl Fn(f32, f32) -> f32) -> f64 {
     let block = |(x, y): (&[f32], &[f32])| {
@@ -115,7 +115,7 @@ fn sum(x: &[f32], y: &[f32], f: impl Fn(f32, f32) -> f32) -> f64 {
     x.chunks(BLOCK).zip(y.chunks(BLOCK)).map(block).sum()
 }
 
-/// ln Σ e^x of logits; `None` where they are no numbers.
+/// ln Σ e^x of logits; `None` if one is NaN or infinite.
 fn log_sum(row: &[f32]) -> Option<f32> {
     let mut most = [f32::NEG_INFINITY; LANES];
     let (whole, rest) = row.as_chunks::<LANES>();
@@ -123,7 +123,7 @@ fn log_sum(row: &[f32]) -> Option<f32> {
         (0..LANES).for_each(|i| most[i] = if x[i] > most[i] { x[i] } else { most[i] });
     }
     let most = most.iter().chain(rest).copied().fold(f32::NEG_INFINITY, f32::max);
-    // Zero times what is no number, or endless, is no number.
+    // 0 · NaN and 0 · ∞ are NaN.
     if !sum(row, row, |x, _| x * 0.0).is_finite() {
         return None;
     }
@@ -141,7 +141,7 @@ impl Reference {
             let block = &mut logs[first * v..last * v];
             session.logits(&model.params, first..last, block)?;
             block.par_chunks_exact_mut(v).for_each(|row| {
-                // An original that predicts nothing is told by its loss.
+                // Invalid logits of the original are reported below, by their loss.
                 let log = log_sum(row).unwrap_or(f32::NAN);
                 row.iter_mut().for_each(|x| *x -= log);
             });

@@ -1,13 +1,13 @@
 //! Fixed-size KV memory for trained models, and its effect on the loss.
 //!
 //! ```text
-//! text ─► calibrate   how far back each head looks (atlas)
-//!      ─► errors      error of each KV head's output with each kind of memory, computed by the engine itself
-//!      ─► sensitivity effect of each KV head's error on the model's predictions: measured, one head at a time
-//!      ─► allocate    one kind for each KV head within a budget
-//!      ─► assemble    the model with its variants, which every other command understands
+//! text ─► calibrate   attention distance per head (atlas)
+//!      ─► errors      output error of each KV head with each kind of memory, computed by the engine
+//!      ─► sensitivity effect of each KV head's error on the predictions, measured one head at a time
+//!      ─► allocate    one kind per KV head within a budget
+//!      ─► assemble    the model with its variants, which every other command can read
 //!      ─► meter       loss and KL to the original, by position ─► frontier
-//!      ─► audit       whether a converted model matches its record, and the effect of each part of its memory
+//!      ─► audit       checks of a converted model against its record and its original
 //! ```
 //!
 //! [`convert()`], [`frontier()`], [`audit()`] and [`atlas()`] are the entry points. Calibration and allocation never see the text that is evaluated.
@@ -35,5 +35,5 @@ pub use error::Error;
 pub use run::{AtlasOptions, AuditOptions, ConvertOptions, FrontierOptions, TextSplit, atlas, audit, convert, frontier};
 pub use text::{Cutting, Named, Text, Texts};
 
-/// How far the work is: pieces done, pieces in all, and what is being done.
+/// Progress callback: steps done, total steps, and the current stage.
 pub type Tell<'a> = &'a mut dyn FnMut(u64, u64, &str);

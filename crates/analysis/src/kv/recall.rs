@@ -1,6 +1,6 @@
-//! Facts at several distances, asked for by generation: lines of keys and values, and sentences in real text.
+//! Recall of facts at several distances, by generation: key-value lines, and sentences in real text (needle in a haystack).
 //!
-//! Only facts that the original finds say anything of the converted model.
+//! Only facts that the original recalls are evaluated on the converted model.
 
 use std::sync::Arc;
 
@@ -13,15 +13,15 @@ use termwise_model::{Config, Model};
 use crate::kv::Error;
 use crate::kv::audit::{Check, continuation};
 
-/// Between a fact and its question, tokens of text.
+/// Tokens of text between a fact and its question.
 const DISTANCES: [usize; 7] = [16, 64, 192, 448, 960, 1984, 4032];
-/// Pairs that stand together.
+/// Adjacent pairs.
 const PAIRS: usize = 4;
-/// Tokens before a fact, of a question and of an answer.
+/// Tokens before a fact, of fact and question together, and of an answer.
 const BEFORE: usize = 32;
 const AROUND: usize = 96;
 const ANSWER: usize = 8;
-/// Facts within all windows that must be found, of those that the original finds.
+/// Minimum share of recalled facts within all windows, among those that the original recalls.
 const FOUND: f64 = 0.9;
 const TASKS: [&str; 2] = ["key and value", "needle"];
 
@@ -32,13 +32,13 @@ pub struct Recall {
     pub task: String,
     /// Tokens between the fact's end and the question.
     pub distance: usize,
-    /// Tokens from the fact's begin to the answer.
+    /// Tokens from the start of the fact to the answer.
     pub reach: usize,
-    /// Facts that were asked for.
+    /// Questions.
     pub asked: usize,
-    /// That the original finds.
+    /// Answered by the original.
     pub original: usize,
-    /// Of these, that the converted model finds.
+    /// Also answered by the converted model.
     pub converted: usize,
 }
 
@@ -47,13 +47,13 @@ pub fn distances(length: usize) -> Vec<usize> {
     DISTANCES.into_iter().filter(|distance| distance + BEFORE + AROUND <= length).collect()
 }
 
-/// The shortest window of any head; `None` where a head has none.
+/// The shortest window of any head; `None` if a head has no window.
 pub fn smallest_window(config: &Config) -> Option<usize> {
     let heads = (0..config.num_hidden_layers).flat_map(|layer| config.heads(layer));
     heads.map(|head| head.window).min().flatten()
 }
 
-/// A model that is ready to write.
+/// A decoder of a model.
 pub fn decoder(model: &Arc<Model>) -> Result<Decoder, Error> {
     Ok(Decoder::new(model.clone(), DecoderOptions::default())?)
 }
@@ -62,12 +62,12 @@ pub fn decoder(model: &Arc<Model>) -> Result<Decoder, Error> {
 pub struct Question {
     prompt: Vec<u32>,
     answer: String,
-    /// Tokens from the fact's begin to the answer.
+    /// Tokens from the start of the fact to the answer.
     pub reach: usize,
 }
 
 impl Question {
-    /// Whether a model writes the answer.
+    /// Whether a model generates the answer.
     pub fn is_found(&self, tokenizer: &Tokenizer, decoder: &mut Decoder) -> Result<bool, Error> {
         let written = continuation(decoder, &self.prompt, ANSWER)?;
         let words = tokenizer.decode(&written, true).map_err(|error| Error::Asked(error.to_string()))?;
@@ -75,7 +75,7 @@ impl Question {
     }
 }
 
-/// Facts to ask for, in words of a tokenizer, within real text.
+/// Generator of questions within real text.
 pub struct Facts<'a> {
     tokenizer: &'a Tokenizer,
     filler: Vec<u32>,
@@ -120,7 +120,7 @@ impl<'a> Facts<'a> {
         Fact { lines: format!(" {sentence} {answer}. Remember it.\n"), question: format!("\n{sentence}"), answer }
     }
 
-    /// Some tokens of the text, from anywhere.
+    /// Random excerpt of the text.
     fn text(&mut self, count: usize) -> Vec<u32> {
         let first = self.rng.below(self.filler.len().saturating_sub(count).max(1));
         self.filler[first..(first + count).min(self.filler.len())].to_vec()
@@ -139,7 +139,7 @@ impl<'a> Facts<'a> {
         Ok(Question { reach: prompt.len() - place + ANSWER, prompt, answer: fact.answer })
     }
 
-    /// Asks both models for all of them.
+    /// Asks both models all questions.
     pub fn ask(
         &mut self,
         original: &mut Decoder,
@@ -166,7 +166,7 @@ impl<'a> Facts<'a> {
         Ok(all)
     }
 
-    /// Questions at this distance, from all tasks in turn, that the original answers: at most `count` out of three times as many.
+    /// At most `count` questions at this distance that the original answers, alternating between tasks, from at most 3·`count` questions.
     pub fn found_by(&mut self, original: &mut Decoder, distance: usize, count: usize) -> Result<Vec<Question>, Error> {
         let mut found = Vec::new();
         for task in TASKS.iter().cycle().take(3 * count) {
@@ -184,12 +184,12 @@ impl<'a> Facts<'a> {
 
 const RULE: &str = "90 % of the facts that the original recalls and that are in every window are recalled; at least three such facts";
 
-/// Where the model could not be run.
+/// The check if the model could not be run.
 pub fn refused(error: &termwise_model::Error) -> Check {
     Check::new("recall", RULE, format!("recall was not measured: {error}"), Some(false))
 }
 
-/// What all windows still hold must be found; what lies beyond is the price, and told.
+/// Facts within every window must be recalled; recall beyond the windows is only reported.
 pub fn check(recall: &[Recall], window: Option<usize>) -> Check {
     let sum = |inside: bool| {
         let own = recall.iter().filter(|recall| window.is_none_or(|window| recall.reach <= window) == inside);
@@ -201,4 +201,20 @@ pub fn check(recall: &[Recall], window: Option<usize>) -> Check {
         window.map_or("any length".to_owned(), |window| format!("{window} keys"))
     );
     Check::new("recall", RULE, text, (inside >= 3).then_some(found as f64 >= FOUND * inside as f64))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn forgotten_facts_within_the_window_fail() {
+        let row = |reach, original, converted| Recall { task: TASKS[0].into(), distance: 16, reach, asked: 10, original, converted };
+        let verdict = |rows: &[Recall]| check(rows, Some(100)).passed;
+        assert_eq!(verdict(&[row(100, 10, 9)]), Some(true));
+        assert_eq!(verdict(&[row(100, 10, 8)]), Some(false));
+        // Beyond the window nothing is required, and two facts are too few for a verdict.
+        assert_eq!(verdict(&[row(100, 10, 10), row(101, 10, 0)]), Some(true));
+        assert_eq!(verdict(&[row(100, 2, 0)]), None);
+    }
 }

@@ -1,4 +1,4 @@
-//! The choices of a conversion, in the folder of the converted model: an audit compares the model with them, and other engines can read them.
+//! Record of a conversion in the folder of the converted model. The audit compares the model with it, and other engines can read it.
 
 use std::path::Path;
 
@@ -12,7 +12,7 @@ use crate::kv::convert::Granularity;
 use crate::kv::journal::digest;
 use crate::kv::kinds::Kind;
 
-/// In the folder of a converted model.
+/// File name in the folder of a converted model.
 pub const FILE: &str = "kv_memory.json";
 /// The record of earlier builds.
 const EARLIER_FILE: &str = "conversion.json";
@@ -20,10 +20,10 @@ const EARLIER_FILE: &str = "conversion.json";
 pub const EARLIER_BUILD: &str = "it was converted by an earlier build, with calibrated key ranges or far states, which were removed; the last commit that supports \
                                  it is e9b2d07; convert the original model again";
 
-/// What was chosen.
+/// Memory of each KV head of a converted model.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Record {
-    /// The original, as it was given.
+    /// Name of the original, as given.
     pub original: String,
     /// Whether every KV head has its own kind, or every layer.
     pub granularity: Granularity,
@@ -42,7 +42,7 @@ pub(crate) fn variants(model: &Model) -> Vec<Vec<String>> {
 }
 
 impl Record {
-    /// Of a model as it is written, with the kinds of all its KV heads.
+    /// The record of a converted model with these kinds per KV head.
     pub fn new(name: &str, model: &Model, kinds: &[Kind], granularity: Granularity, bytes: u64) -> Record {
         let kinds = kinds.chunks(model.config.num_key_value_heads).map(<[Kind]>::to_vec).collect();
         let mut record = Record { original: name.into(), granularity, kinds, heads: variants(model), bytes, checksum: String::new() };
@@ -50,7 +50,7 @@ impl Record {
         record
     }
 
-    /// Of all fields but the checksum.
+    /// Checksum of all other fields.
     fn digest(&self) -> String {
         digest(&format!("{:?} {:?} {:?} {:?} {}", self.original, self.granularity, self.kinds, self.heads, self.bytes))
     }

@@ -11,12 +11,13 @@ use crate::kv::assemble::{assemble, attention};
 use crate::kv::atlas::{Atlas, Recalls};
 use crate::kv::audit::{self, Audit};
 use crate::kv::calibrate::gather;
-use crate::kv::convert::{self, Budget, Conversion, Granularity, PROBE_LENGTH, Prepared};
+use crate::kv::convert::{self, Budget, Conversion, Granularity, Prepared};
 use crate::kv::frontier::{self, ALL, Frontier, Method};
 use crate::kv::journal::{Journal, digest};
 use crate::kv::kinds::{Kind, key_bytes};
 use crate::kv::recall::Facts;
 use crate::kv::record::{self, Record};
+use crate::kv::text::PROBE_LENGTH;
 use crate::kv::{Cutting, Error, Named, Texts};
 use crate::request::{Monitor, TextOptions, WINDOW, tokenizer_of};
 use crate::spectrum::windows;
@@ -130,8 +131,8 @@ pub fn convert(options: &ConvertOptions, monitor: &Monitor) -> Result<Conversion
     let config = &model.config;
     let measurements = options.save.as_ref().map(|folder| folder.join(MEASUREMENTS));
     let place = measurements.as_deref();
-    let prepared = Prepared::new(&model, &texts.calibration, ALL, place, stop, tell)?;
-    let kinds = convert::choose(&model, &prepared, ALL, &texts.calibration, (options.budget, options.granularity), stop, tell)?;
+    let prepared = Prepared::new(&model, &texts, ALL, place, stop, tell)?;
+    let kinds = convert::choose(&model, &prepared, ALL, &texts, (options.budget, options.granularity), stop, tell)?;
     let chosen: Vec<Option<Kind>> = kinds.iter().copied().map(Some).collect();
     let mut converted = assemble(&model, &chosen)?;
     let mut journal = Journal::open(place.map(|folder| folder.join("evaluation.jsonl")).as_deref())?;
@@ -195,7 +196,7 @@ pub fn frontier(options: &FrontierOptions, monitor: &Monitor, changed: &mut dyn 
     }
     let (stop, tell) = (monitor.stop, &mut |done: u64, of: u64, what: &str| (monitor.progress)(done, of, what));
     let (families, place) = (Method::families(&methods), options.journal.as_deref());
-    let prepared = Prepared::new(&model, &texts.calibration, &families, place, stop, tell)?;
+    let prepared = Prepared::new(&model, &texts, &families, place, stop, tell)?;
     let journal = place.map(|folder| folder.join("frontier.jsonl"));
     let how = frontier::Options { keys: options.keys.clone(), methods: options.methods.clone(), journal: journal.as_deref() };
     let about = Frontier {

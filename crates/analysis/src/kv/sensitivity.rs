@@ -1,7 +1,7 @@
 //! Effect of the error of one KV head on the predictions: the measured KL with only that head on a short window.
 //!
-//! Errors of outputs mislead: heads differ by orders of magnitude in what the rest of the model makes of them. The ratio of measured KL to output error at
-//! one kind turns the errors of all kinds into KL. Ratios are kept within a factor of the median, since the ratio of two small numbers is unreliable.
+//! Output errors are a poor proxy: their effect on predictions differs between heads by orders of magnitude. The ratio of measured KL to output error at one
+//! kind converts the errors of all kinds to KL. Ratios are limited to a factor around the median, since the ratio of two small numbers is unreliable.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -14,9 +14,9 @@ use crate::kv::kinds::Kind;
 use crate::kv::meter::{Reference, known, whole};
 use crate::kv::{Error, Tell};
 
-/// The window of the head that is measured.
+/// Window of the measured head.
 pub const PROBE: usize = 32;
-/// How far a ratio may be from the median.
+/// Maximum factor between a ratio and the median.
 const GUARD: f64 = 30.0;
 
 /// Effect of removing the memory of one KV head, nats per token.
@@ -69,7 +69,7 @@ pub fn measure(
     Ok(removals)
 }
 
-/// KL by output error at the probe for each KV head, within bounds.
+/// Ratio of KL to output error for each KV head, within bounds.
 pub fn ratios(removals: &[Removal], errors: &Errors) -> Vec<f64> {
     let Some(column) = errors.kinds.iter().position(|kind| *kind == Kind::window(PROBE)) else { return vec![1.0; removals.len()] };
     let raw: Vec<f64> =

@@ -1,5 +1,5 @@
-//! An audit has nothing to say of a healthy model, and finds each fault that is put into one: into the model's folder, or, since the engine has none of these, into the memory
-//! of a decoder between two tokens.
+//! Audits of unmodified conversions pass, and each injected fault is detected. Faults are injected into the weights, into the folder of the model, and into
+//! the memory of a decoder between two tokens.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -13,7 +13,7 @@ use termwise_analysis::kv::audit::{Audit, Options, audit};
 use termwise_analysis::kv::convert::Granularity;
 use termwise_analysis::kv::kinds::Kind;
 use termwise_analysis::kv::record::Record;
-use termwise_model::Model;
+use termwise_model::{Config, Model};
 use termwise_model::decode::{Decoder, SavedSequence};
 use termwise_model::weights::WriteOptions;
 
@@ -36,10 +36,20 @@ fn check(
     record: Option<&Record>,
     between: &mut dyn FnMut(usize, &mut Decoder) -> Result<(), Error>,
 ) -> Audit {
+    check_on(&contexts(2, 9), original, converted, record, between)
+}
+
+fn check_on(
+    contexts: &[Vec<u32>],
+    original: &Model,
+    converted: &Model,
+    record: Option<&Record>,
+    between: &mut dyn FnMut(usize, &mut Decoder) -> Result<(), Error>,
+) -> Audit {
     let never = AtomicBool::new(false);
     let options = Options { record, tokenizer: None, facts: 0, tokens: 12, between };
     let (converted, original) = (Arc::new(converted.clone()), Arc::new(original.clone()));
-    audit(&converted, &original, &contexts(2, 9), options, &never, &mut |_, _, _| {}).expect("an audit")
+    audit(&converted, &original, contexts, options, &never, &mut |_, _, _| {}).expect("an audit")
 }
 
 /// Names of the checks that fail.
@@ -75,7 +85,7 @@ fn healthy_models_pass() {
     assert_eq!(failed(&found), [""; 0], "{:#?}", found.checks);
     let memory = found.checks.iter().find(|check| check.name == "memory is constant").expect("a check of the memory");
     assert!(memory.found.contains("once all windows are full"), "{}", memory.found);
-    // The original itself grows, and is no conversion.
+    // The original is not converted, and its memory grows.
     let found = check(&model, &model, None, &mut nothing);
     assert_eq!(failed(&found), ["memory is constant"]);
 }
@@ -94,7 +104,7 @@ fn faults_in_the_folder_are_found() {
     };
     assert!(audited(&healthy).passed());
 
-    // A window that is one key shorter than what was chosen: every computation agrees, and predictions hardly differ.
+    // A window that is one key short: all evaluations agree, and predictions hardly differ.
     let short = converted(&model, Kind { window: 11, ..CHOSEN });
     assert_eq!(failed(&audited(&short)), ["memory is the recorded one"]);
 
@@ -155,7 +165,7 @@ fn edited_records_and_removed_parts_are_refused() {
     assert!(error.contains("earlier build") && error.contains("e9b2d07"), "{error}");
 }
 
-/// Changes the tensors of a saved memory whose names end like this, and signs the file anew: what it holds is then as trustworthy as what a decoder wrote.
+/// Changes the tensors of a saved memory whose names have this suffix, and updates the checksum.
 fn forge(path: &Path, end: &str, change: impl Fn(&mut [u8])) -> usize {
     let bytes = std::fs::read(path).expect("a file");
     let (_, header) = SafeTensors::read_metadata(&bytes).expect("a header");
@@ -192,7 +202,7 @@ fn forge(path: &Path, end: &str, change: impl Fn(&mut [u8])) -> usize {
     count
 }
 
-/// Saves the memory at a position, changes the file and goes on from it.
+/// Saves the memory at a position, changes the file and resumes from it.
 fn tampered(model: &Model, converted: &Model, record: &Record, end: &str, change: impl Fn(&mut [u8])) -> Vec<String> {
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("state.safetensors");
@@ -214,10 +224,10 @@ fn faults_of_the_memory_are_found() {
     let kind = CHOSEN;
     let healthy = converted(&model, kind);
     let record = record_of(&model, &healthy, kind);
-    // A file that is signed anew and not changed is no fault.
+    // An unchanged file with a new checksum passes.
     assert!(tampered(&model, &healthy, &record, ".received", |_| {}).is_empty());
 
-    // A stale state: what was saved some tokens ago is gone on from. With codes, too, where rounding is given more room.
+    // Resumes from an outdated state. Also with a quantized cache, which has a larger tolerance.
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("state.safetensors");
     let text = &contexts(2, 9)[0];
@@ -236,9 +246,98 @@ fn faults_of_the_memory_are_found() {
         assert_eq!(failed(&found), ["token by token"], "{kind:?}: {:#?}", found.checks);
     }
 
-    // Keys evicted in the wrong order: what chosen keys received, upside down, so that the best go first.
+    // Keys evicted in the wrong order: accumulated attention is inverted, so the best keys are evicted first.
     let upside_down = |data: &mut [u8]| {
         data.as_chunks_mut::<4>().0.iter_mut().for_each(|bytes| *bytes = (1.0 / (1e-3 + f32::from_le_bytes(*bytes))).to_le_bytes());
     };
     assert_eq!(tampered(&model, &healthy, &record, ".received", upside_down), ["token by token"]);
+}
+
+#[test]
+fn faults_of_chunked_prefill_are_found() {
+    let model = model();
+    let healthy = converted(&model, CHOSEN);
+    // The memory of the first 64 tokens is lost between two chunks.
+    let found = check(&model, &healthy, Some(&record_of(&model, &healthy, CHOSEN)), &mut |t, decoder| {
+        if t == 64 {
+            decoder.clear(0)?;
+        }
+        Ok(())
+    });
+    assert_eq!(failed(&found), ["prefill in chunks of [16, 64, 144]"], "{:#?}", found.checks);
+}
+
+#[test]
+fn invalid_logits_are_found() {
+    let model = model();
+    let mut faulty = converted(&model, CHOSEN);
+    faulty.params.get_mut("model.layers.1.mlp.down_proj.weight").expect("a weight")[3] = f32::NAN;
+    let found = check(&model, &faulty, Some(&record_of(&model, &faulty, CHOSEN)), &mut nothing);
+    assert!(failed(&found).contains(&"predictions are finite"), "{:#?}", found.checks);
+}
+
+/// One layer with a KV head per head. Token 60 has its own component of the hidden state, from which no other token has anything. In the first `blind` heads
+/// its key is zero, and queries are multiplied by `sharp`. Its values are multiplied by `value`.
+fn with_sink_token(blind: usize, sharp: f32, value: f32) -> (Model, Vec<Vec<u32>>) {
+    let text = r#"{"vocab_size": 61, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 4,
+        "num_key_value_heads": 4, "head_dim": 8, "max_position_embeddings": 512, "initializer_range": 0.25}"#;
+    let mut model = Model::fresh(Config::from_json_str(text, "test").expect("a configuration"), 5).expect("a model");
+    let mut edit = |name: &str, change: &dyn Fn(usize, usize, &mut f32)| {
+        let weight = model.params.get_mut(name).expect("a weight");
+        weight.iter_mut().enumerate().for_each(|(i, x)| change(i / 32, i % 32, x));
+    };
+    edit("model.embed_tokens.weight", &|token, c, x| match (token == 60, c == 31) {
+        (true, true) => *x = 1.0,
+        (true, false) | (false, true) => *x = 0.0,
+        _ => {}
+    });
+    edit("model.layers.0.self_attn.q_proj.weight", &|row, _, x| *x *= if row < 8 * blind { sharp } else { 1.0 });
+    edit("model.layers.0.self_attn.k_proj.weight", &|row, c, x| *x *= if row < 8 * blind && c == 31 { 0.0 } else { 1.0 });
+    edit("model.layers.0.self_attn.v_proj.weight", &|_, c, x| *x *= if c == 31 { value } else { 1.0 });
+    let mut contexts = contexts(2, 9);
+    for ids in &mut contexts {
+        ids.iter_mut().for_each(|id| *id %= 60);
+        ids[..4].fill(60);
+    }
+    (model, contexts)
+}
+
+#[test]
+fn ignored_parts_are_found() {
+    let kind = Kind::window(24);
+    let found = |(model, contexts): (Model, Vec<Vec<u32>>)| {
+        let converted = converted(&model, kind);
+        let found = check_on(&contexts, &model, &converted, Some(&record_of(&model, &converted, kind)), &mut nothing);
+        let shares: Vec<f64> = found.shares.iter().filter_map(|share| share.sinks).collect();
+        (failed(&found).into_iter().map(str::to_owned).collect::<Vec<_>>(), shares, format!("{:#?}", found.checks))
+    };
+    // Three of four heads have scores so large that sinks get no attention. The fourth uses them.
+    let (failed, shares, checks) = found(with_sink_token(3, 40.0, 1.0));
+    assert!(shares[..3].iter().all(|share| *share < 1e-3) && shares[3] > 1e-2, "{shares:?}");
+    assert_eq!(failed, ["contribution of sinks"], "{checks}");
+    // No head uses them.
+    let (failed, _, checks) = found(with_sink_token(4, 40.0, 1.0));
+    assert_eq!(failed, ["contribution of sinks", "effect of sinks"], "{checks}");
+    // Sinks without values act through the denominator only, in all heads: their share is zero and their effect is not.
+    let (failed, shares, checks) = found(with_sink_token(4, 1.0, 0.0));
+    assert!(shares.iter().all(|share| *share < 1e-3), "{shares:?}");
+    assert_eq!(failed, [""; 0], "{checks}");
+}
+
+#[test]
+fn quantization_without_effect_is_found() {
+    // Keys and values are zero, which every number of bits represents exactly.
+    let mut model = model();
+    for layer in 0..2 {
+        for name in ["k_proj", "v_proj"] {
+            model.params.get_mut(&format!("model.layers.{layer}.self_attn.{name}.weight")).expect("a weight").fill(0.0);
+        }
+    }
+    let kind = coded(CHOSEN, 8);
+    let converted = converted(&model, kind);
+    let found = check(&model, &converted, Some(&record_of(&model, &converted, kind)), &mut nothing);
+    for part in ["sinks", "windows", "heavy hitters", "quantization"] {
+        let name = format!("effect of {part}");
+        assert!(failed(&found).contains(&name.as_str()), "{name}: {:#?}", found.checks);
+    }
 }

@@ -7,11 +7,11 @@ use termwise_analysis::kv::convert::{Budget, Conversion, Granularity, Measured, 
 use termwise_analysis::kv::frontier::{self, ALL, Frontier, METHODS, Method, Options};
 use termwise_analysis::kv::kinds::{Family, Kind, key_bytes};
 use termwise_analysis::kv::meter::{Reference, whole};
-use termwise_analysis::kv::{Text, Texts};
+use termwise_analysis::kv::Text;
 use termwise_model::SessionOptions;
 use termwise_model::decode::{Decoder, DecoderOptions};
 
-use crate::support::{LENGTH, contexts, converted, families, model, prepared, promised};
+use crate::support::{LENGTH, contexts, converted, families, model, prepared, promised, texts};
 
 #[test]
 fn a_memory_of_the_whole_context_is_the_original() {
@@ -88,7 +88,7 @@ fn budgets_are_kept_and_work_goes_on_where_it_stopped() {
     let model = model();
     let folder = tempfile::tempdir().expect("a folder");
     let stopped = AtomicBool::new(true);
-    let first = Prepared::new(&model, &contexts(2, 1), ALL, Some(folder.path()), &stopped, &mut |_, _, _| {});
+    let first = Prepared::new(&model, &texts(Vec::new()), ALL, Some(folder.path()), &stopped, &mut |_, _, _| {});
     assert!(first.is_err_and(|error| error.to_string().contains("the same command resumes")));
     let first = prepared(&model, Some(folder.path()));
     let lines =
@@ -100,13 +100,13 @@ fn budgets_are_kept_and_work_goes_on_where_it_stopped() {
 
     let never = AtomicBool::new(false);
     for keys in [8, 32, 100] {
-        let kinds = choose(&model, &first, ALL, &contexts(2, 1), (Budget::Keys(keys), Granularity::Head), &never, &mut |_, _, _| {})
+        let kinds = choose(&model, &first, ALL, &texts(Vec::new()), (Budget::Keys(keys), Granularity::Head), &never, &mut |_, _, _| {})
             .expect("a choice");
         assert!(bytes_of(&kinds, 16, first.overhead) <= 4 * keys * key_bytes(16), "{keys}");
     }
     // To the byte, by the state of a decoder that has read more than all windows.
     for bytes in [4000, 6000, 8192, 10000] {
-        let kinds = choose(&model, &first, ALL, &contexts(2, 1), (Budget::Bytes(bytes), Granularity::Head), &never, &mut |_, _, _| {})
+        let kinds = choose(&model, &first, ALL, &texts(Vec::new()), (Budget::Bytes(bytes), Granularity::Head), &never, &mut |_, _, _| {})
             .expect("a choice");
         let chosen: Vec<Option<Kind>> = kinds.iter().copied().map(Some).collect();
         let converted = assemble(&model, &chosen).expect("a model");
@@ -116,7 +116,7 @@ fn budgets_are_kept_and_work_goes_on_where_it_stopped() {
         assert!(kept <= bytes && kept <= bytes_of(&kinds, 16, first.overhead), "{kept} of {bytes} bytes");
         assert!(4 * bytes_of(&kinds, 16, first.overhead) > 3 * bytes, "{bytes} bytes are hardly used");
     }
-    let error = choose(&model, &first, ALL, &contexts(2, 1), (Budget::Bytes(10), Granularity::Head), &never, &mut |_, _, _| {})
+    let error = choose(&model, &first, ALL, &texts(Vec::new()), (Budget::Bytes(10), Granularity::Head), &never, &mut |_, _, _| {})
         .expect_err("too few")
         .to_string();
     assert!(error.contains("allow more"), "{error}");
@@ -129,7 +129,7 @@ fn a_frontier_compares_all_methods_and_goes_on() {
     let folder = tempfile::tempdir().expect("a folder");
     let journal = folder.path().join("frontier.jsonl");
     let text = |name: &str, seed: u64| Text { name: name.into(), calibrated: seed == 7, contexts: contexts(2, seed) };
-    let texts = Texts { calibration: contexts(2, 1), evaluation: vec![text("one", 7), text("two", 8)] };
+    let texts = texts(vec![text("one", 7), text("two", 8)]);
     let options = Options { keys: vec![24, 64], methods: Vec::new(), journal: Some(&journal) };
     let run = |stop: bool| {
         let stop = AtomicBool::new(stop);
@@ -140,12 +140,12 @@ fn a_frontier_compares_all_methods_and_goes_on() {
     let all = run(false);
     assert!(all.finished && all.points.len() == 2 * 2 * METHODS.len() && all.too_small.is_empty());
     assert!(all.best.len() == 2 && all.best.iter().all(|best| best.contexts == 4 && best.interval.is_some()));
-    assert!(all.savings.iter().any(|saving| saving.a == "window by head" && saving.b == "window" && saving.interval.is_some()));
+    assert!(all.savings.iter().any(|saving| saving.a == "window per head" && saving.b == "window" && saving.interval.is_some()));
     for point in &all.points {
         assert!(point.bytes <= point.keys * key_bytes(16) * 4, "{} at {} keys takes {} bytes", point.method, point.keys, point.bytes);
         assert_eq!(point.contexts.len(), 2, "{}", point.method);
     }
-    // What is known is not measured again, so that a run that is told to stop is whole.
+    // Finished measurements are not repeated, so an interrupted run completes.
     let again = run(true);
     assert_eq!(again.points, all.points);
     assert!(all.comparisons.iter().all(|comparison| comparison.contexts == 4 && comparison.interval.is_some()));
@@ -161,14 +161,13 @@ fn a_frontier_compares_all_methods_and_goes_on() {
 fn budgets_of_a_frontier_that_are_too_small_are_refused() {
     let model = model();
     let prepared = prepared(&model, None);
-    let texts =
-        Texts { calibration: contexts(2, 1), evaluation: vec![Text { name: "one".into(), calibrated: true, contexts: contexts(1, 7) }] };
+    let texts = texts(vec![Text { name: "one".into(), calibrated: true, contexts: contexts(1, 7) }]);
     let never = AtomicBool::new(false);
     let run = |keys: Vec<u64>, methods: &[&str]| {
         let options = Options { keys, methods: methods.iter().map(ToString::to_string).collect(), journal: None };
         frontier::run(&model, &prepared, &texts, &options, Frontier::default(), &never, &mut |_, _, _| {}, &mut |_| {})
     };
-    for methods in [&[][..], &["window"], &["8 bits + chosen", "4 bits"]] {
+    for methods in [&[][..], &["window"], &["8 bits + heavy hitters", "4 bits"]] {
         let chosen = Method::named(&methods.iter().map(ToString::to_string).collect::<Vec<_>>()).expect("methods");
         let least = Method::least_keys(&chosen, &model.config).expect("a minimum");
         for keys in [vec![0], vec![1], vec![2], vec![24, least - 1]] {
@@ -188,7 +187,7 @@ fn edited_files_of_a_conversion_are_refused() {
     let model = model();
     let folder = tempfile::tempdir().expect("a folder");
     let never = AtomicBool::new(false);
-    let prepare = || Prepared::new(&model, &contexts(2, 1), &[Family::WINDOW], Some(folder.path()), &never, &mut |_, _, _| {});
+    let prepare = || Prepared::new(&model, &texts(Vec::new()), &[Family::WINDOW], Some(folder.path()), &never, &mut |_, _, _| {});
     let first = prepare().expect("it can be prepared");
     let edit = |file: &str, change: &dyn Fn(&str) -> String| {
         let path = folder.path().join(file);
@@ -241,7 +240,7 @@ fn a_plan_per_layer_has_one_kind_in_every_layer() {
     let prepared = prepared(&model, None);
     let never = AtomicBool::new(false);
     let kinds = |granularity: Granularity| {
-        choose(&model, &prepared, ALL, &contexts(2, 1), (Budget::Keys(40), granularity), &never, &mut |_, _, _| {}).expect("a choice")
+        choose(&model, &prepared, ALL, &texts(Vec::new()), (Budget::Keys(40), granularity), &never, &mut |_, _, _| {}).expect("a choice")
     };
     let (by_layer, by_head) = (kinds(Granularity::Layer), kinds(Granularity::Head));
     assert!(by_layer.chunks(2).all(|layer| layer[0] == layer[1]), "{by_layer:?}");

@@ -6,6 +6,7 @@ use termwise_analysis::kv::assemble::assemble;
 use termwise_analysis::kv::convert::{Prepared, bytes_of, overhead};
 use termwise_analysis::kv::frontier::{ALL, Method};
 use termwise_analysis::kv::kinds::{Family, Kind};
+use termwise_analysis::kv::{Text, Texts};
 use termwise_base::rng::Rng;
 use termwise_model::{Config, Model};
 
@@ -23,9 +24,14 @@ pub fn contexts(count: usize, seed: u64) -> Vec<Vec<u32>> {
     (0..count).map(|_| (0..LENGTH).map(|_| rng.below(61) as u32).collect()).collect()
 }
 
+/// Two calibration contexts of one text, and these texts for evaluation.
+pub fn texts(evaluation: Vec<Text>) -> Texts {
+    Texts { calibration: contexts(2, 1), calibration_texts: 1, evaluation }
+}
+
 pub fn prepared(model: &Model, folder: Option<&std::path::Path>) -> Prepared {
     let never = AtomicBool::new(false);
-    Prepared::new(model, &contexts(2, 1), &every(), folder, &never, &mut |_, _, _| {}).expect("it can be prepared")
+    Prepared::new(model, &texts(Vec::new()), &every(), folder, &never, &mut |_, _, _| {}).expect("it can be prepared")
 }
 
 pub fn every() -> Vec<Family> {

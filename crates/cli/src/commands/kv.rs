@@ -96,7 +96,7 @@ pub struct ConvertArgs {
     /// Evaluated contexts per text
     #[arg(long, value_name = "N", default_value_t = 2, value_parser = super::size(4096))]
     pub contexts: usize,
-    /// Unit of allocation: head or layer
+    /// Unit of allocation: one memory kind per KV head or per layer
     #[arg(long, value_name = "UNIT", default_value = "head")]
     pub granularity: Granularity,
     /// Write the converted model and the report into this folder
@@ -184,13 +184,13 @@ pub fn atlas(args: &AtlasArgs, context: &mut Context) -> Result<Exit, Failure> {
 /// Compare loss and KL of fixed-size memories at equal bytes
 ///
 /// Uniform windows, heavy hitters, 8-bit and 4-bit quantized caches, and choices per KV head, at equal bytes on the same contexts. Reports
-/// loss and KL by position, with intervals over contexts and verdicts by a predeclared rule.
+/// loss and KL by position, with intervals over contexts and verdicts by a fixed rule.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
   termwise kv frontier path/to/llama --data book.txt --out frontier
   termwise kv frontier path/to/llama --data book.txt --data news.txt --calibration book.txt --keys 64,128 --contexts 12 --out frontier
-  termwise kv frontier path/to/llama --data book.txt --methods window,chosen,\"8 bits by head\" --out frontier
+  termwise kv frontier path/to/llama --data book.txt --methods window,\"heavy hitters\",\"8 bits per head\" --out frontier
 
 With --out every measurement is written at once (frontier.jsonl, frontier.json). After Ctrl-C the same command resumes, also with more contexts,
 budgets or methods.")]

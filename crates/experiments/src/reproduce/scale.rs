@@ -133,7 +133,18 @@ recipe = "paper"
 pub const PAPER_DATA: &str = "hf://datasets/HuggingFaceFW/fineweb/data/CC-MAIN-2024-51/*.parquet";
 
 impl Scale {
-    /// The name on the command line; [`Scale::Test`] is not listed in help.
+    /// Every scale with its name and its cost.
+    pub const ALL: [(Scale, &str, &str); 7] = [
+        (Scale::Test, "test", "A few steps, for tests"),
+        (Scale::Minute, "minute", "At most five minutes on two cores"),
+        (Scale::Laptop, "laptop", "At most two hours on two cores"),
+        (Scale::Text, "text", "Your own text; hours on two cores, see --tokens and --hours"),
+        (Scale::Mini, "mini", "MQAR with a vocabulary of 1,024; minutes per run"),
+        (Scale::Zoology, "zoology", "MQAR by the protocol of Zoology; days on two cores"),
+        (Scale::Paper, "paper", "The paper's models and data"),
+    ];
+
+    /// The name on the command line.
     pub fn name(self) -> &'static str {
         Scale::ALL.iter().find(|row| row.0 == self).map_or("", |row| row.1)
     }

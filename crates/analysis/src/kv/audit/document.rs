@@ -1,11 +1,11 @@
-//! The audit as a page.
+//! HTML report of the audit.
 
 use serde_json::Value;
 use termwise_report::{Block, Cell, Document, Documented, Figure, HeatMap, Names, Panel, Section, Shade, Table, Tone, Unit};
 
 use super::{Audit, Share};
 
-/// Heads of a model at most.
+/// Maximum number of heads.
 const MOST_HEADS: usize = 1 << 20;
 
 impl Documented for Audit {

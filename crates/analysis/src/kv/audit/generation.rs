@@ -1,4 +1,4 @@
-//! Greedy continuations of real text, by the original's own judgement: log-likelihood of given text can hide what a model writes itself.
+//! Loss of the original on greedy continuations of the converted model. The loss on given text can hide errors in generated text.
 
 use std::sync::Arc;
 
@@ -13,31 +13,31 @@ use crate::kv::meter::Reference;
 const NAME: &str = "generated text";
 const RULE: &str =
     "the original's loss on the converted model's text exceeds that on its own by at most 1 nat per token and twice the KL on given text";
-/// Prompts at most.
+/// Maximum number of prompts.
 const PROMPTS: usize = 4;
-/// Largest rise of the original's loss on text of the converted model over its own text, nats per token, in addition to twice the KL on given text.
+/// Maximum rise of the original's loss from its own to the converted model's text, nats per token, in addition to twice the KL on given text.
 const ALLOWED: f64 = 1.0;
 
-/// What two models write.
+/// Greedy continuations of two models.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Generation {
-    /// Prompts, their length, and tokens after each.
+    /// Number of prompts.
     pub prompts: usize,
-    /// Tokens.
+    /// Tokens per prompt.
     pub prompt: usize,
-    /// Tokens.
+    /// Tokens per continuation.
     pub tokens: usize,
-    /// Tokens until the two part, on average.
+    /// Mean number of tokens before the first difference.
     pub agree: f64,
-    /// Share of tokens at which both would write the same after the original's own text.
+    /// Share of tokens at which both predict the same token after the original's text.
     pub same: f64,
     /// Loss of the original on its own generated text, nats per token.
     pub own: f64,
-    /// Its loss on what the converted model writes.
+    /// Its loss on the converted model's text.
     pub converted: f64,
 }
 
-/// The index of the largest; of equals the first.
+/// Index of the largest value; ties: the first.
 fn largest(logits: &[f32]) -> u32 {
     let mut best = 0;
     for (i, x) in logits.iter().enumerate() {
@@ -48,7 +48,7 @@ fn largest(logits: &[f32]) -> u32 {
     best as u32
 }
 
-/// What a model writes after a prompt, always the most likely token.
+/// Greedy continuation of a prompt.
 pub(crate) fn continuation(decoder: &mut Decoder, prompt: &[u32], tokens: usize) -> Result<Vec<u32>, Error> {
     decoder.clear(0)?;
     decoder.prefill(0, prompt)?;
@@ -61,7 +61,7 @@ pub(crate) fn continuation(decoder: &mut Decoder, prompt: &[u32], tokens: usize)
     Ok(written)
 }
 
-/// The first halves of contexts, continued by both; `None` where contexts are too short.
+/// Both models continue the first halves of contexts; `None` if contexts are too short.
 pub fn measure(model: &Arc<Model>, original: &Arc<Model>, contexts: &[Vec<u32>], tokens: usize) -> Result<Option<Generation>, Error> {
     let prompt = contexts.first().map_or(0, |ids| ids.len() / 2);
     let prompts: Vec<&[u32]> = contexts.iter().filter(|ids| ids.len() / 2 == prompt).take(PROMPTS).map(|ids| &ids[..prompt]).collect();
@@ -77,7 +77,7 @@ pub fn measure(model: &Arc<Model>, original: &Arc<Model>, contexts: &[Vec<u32>],
         let own = continuation(&mut decoders[0], prompt, tokens)?;
         let other = continuation(&mut decoders[1], prompt, tokens)?;
         agree += own.iter().zip(&other).take_while(|(a, b)| a == b).count() as f64;
-        // The converted model after the original's own words.
+        // The converted model on the original's text.
         decoders[1].clear(0)?;
         decoders[1].prefill(0, prompt)?;
         for &token in &own {
@@ -102,7 +102,7 @@ pub fn measure(model: &Arc<Model>, original: &Arc<Model>, contexts: &[Vec<u32>],
     }))
 }
 
-/// What a model writes may not be much worse than its predictions of given text say.
+/// Generated text may not be much worse than the predictions of given text.
 pub fn check(found: &Generation, kl: f64) -> Check {
     let more = found.converted - found.own;
     let text = format!(
@@ -116,7 +116,24 @@ pub fn check(found: &Generation, kl: f64) -> Check {
     Check::new(NAME, RULE, text, Some(more <= ALLOWED + 2.0 * kl))
 }
 
-/// Where the model could not be run.
+/// The check if the model could not be run.
 pub fn refused(error: &termwise_model::Error) -> Check {
     Check::new(NAME, RULE, format!("generation failed: {error}"), Some(false))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn text_that_the_original_finds_improbable_fails() {
+        let verdict = |converted: f64, kl: f64| {
+            check(&Generation { prompts: 1, prompt: 8, tokens: 8, agree: 1.0, same: 0.5, own: 1.0, converted }, kl).passed
+        };
+        assert_eq!(verdict(1.9, 0.0), Some(true));
+        assert_eq!(verdict(2.1, 0.0), Some(false));
+        // A large KL on given text allows more.
+        assert_eq!(verdict(2.1, 0.2), Some(true));
+        assert_eq!(verdict(f64::NAN, 0.2), Some(false));
+    }
 }

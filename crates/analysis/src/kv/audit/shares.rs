@@ -1,24 +1,24 @@
-//! What each part of the memory gives to a head's output.
+//! Contribution of each part of the memory to a head's output.
 //!
 //! ```text
 //! y = (U_sinks + U_window + U_chosen)/D          one denominator; each U is linear in the values, and its weights do not depend on them
 //! ```
 //!
-//! With all values but those of the sinks set to zero the engine gives U_sinks/D, with all but those of one position's window U_window/D. The rest is the
-//! contribution of the chosen keys.
+//! With all values but those of the sinks set to zero, the engine returns U_sinks/D; with all but those of one position's window, U_window/D. The rest is
+//! the contribution of the heavy hitters.
 
 use serde::{Deserialize, Serialize};
 use termwise_attention::{Attention, FusedOptions, Inputs, Scratch, Variant};
 use termwise_model::{Model, ObservedAttention, SessionOptions};
 
-use super::Check;
+use super::{Check, NOTHING};
 use crate::kv::Error;
 
-/// Positions that are looked at, in the second half of the text.
+/// Number of evaluated positions, in the second half of the text.
 const POSITIONS: usize = 6;
 /// Tokens of the text.
 const LONG: usize = 768;
-/// A part that gives less is idle.
+/// A part with a smaller contribution is idle.
 const IDLE: f64 = 1e-3;
 
 /// Shares of the sum of the norms of a head's parts, on average over positions.
@@ -28,22 +28,22 @@ pub struct Share {
     pub layer: usize,
     /// From 0.
     pub head: usize,
-    /// Of the first keys; absent where the head keeps none apart.
+    /// Of sinks; `None` if the head has no sinks.
     pub sinks: Option<f64>,
-    /// Of the last keys.
+    /// Of the window.
     pub window: Option<f64>,
-    /// Of chosen keys.
+    /// Of heavy hitters.
     pub chosen: Option<f64>,
 }
 
-/// One layer with its inputs, whose values are exchanged.
+/// One layer with its inputs; the values are replaced.
 struct Layered<'a> {
     seen: &'a ObservedAttention<'a>,
     scratch: &'a Scratch,
 }
 
 impl Layered<'_> {
-    /// The layer's output with all values set to zero but those for which `keeps` holds of the position and the KV head.
+    /// The layer's output with all values set to zero except those for which `keeps` returns true, given position and KV head.
     fn run(&self, keeps: &dyn Fn(usize, usize) -> bool) -> Result<Vec<f32>, Error> {
         let (shape, own, layer) = (self.seen.shape, self.seen.inputs, self.seen.attention);
         let width = shape.kv_heads * shape.e;
@@ -70,12 +70,12 @@ fn norm(x: &[f64]) -> f64 {
     x.iter().map(|x| x * x).sum::<f64>().sqrt()
 }
 
-/// The parts of one layer, by head.
+/// The parts of one layer, per head.
 fn of_layer(seen: &ObservedAttention, scratch: &Scratch) -> Result<Vec<Share>, Error> {
     let (shape, heads) = (seen.shape, seen.attention.heads());
     let (time, e, group) = (shape.time, shape.e, shape.group());
     let layered = Layered { seen, scratch };
-    // The heads of a KV head have one memory; where they do not, the first says which keys are in the window.
+    // Heads of one KV head have the same memory; otherwise the first head defines the window.
     let distance = |g: usize| heads[g * group].distance();
     let sinks = |s: usize, g: usize| s < distance(g).sinks;
     let y_sinks = layered.run(&sinks)?;
@@ -93,7 +93,7 @@ fn of_layer(seen: &ObservedAttention, scratch: &Scratch) -> Result<Vec<Share>, E
             sums.iter_mut().zip(parts).for_each(|(sum, part)| *sum += part / total.max(f64::MIN_POSITIVE) / POSITIONS as f64);
         }
     }
-    // A text that is no longer than the window has nothing beyond it.
+    // There are no keys beyond the window in a text that is not longer.
     let reached = |h: usize, part: usize| has(&heads[h], part) && (part < 2 || distance(h / group).window < time);
     let share = |h: usize, part: usize| reached(h, part).then_some(sums[h][part]);
     let found = (0..heads.len()).map(|head| Share {
@@ -106,7 +106,7 @@ fn of_layer(seen: &ObservedAttention, scratch: &Scratch) -> Result<Vec<Share>, E
     Ok(found.collect())
 }
 
-/// Whether a head has sinks, a window, chosen keys.
+/// Whether a head has sinks, a window, heavy hitters.
 fn has(variant: &Variant, part: usize) -> bool {
     match part {
         0 => variant.sinks.is_some(),
@@ -132,20 +132,62 @@ pub fn measure(model: &Model, ids: &[u32]) -> Result<Vec<Share>, Error> {
     failed.map(|()| shares)
 }
 
-/// A part that most of its heads make nothing of is there for nothing.
-pub fn checks(shares: &[Share]) -> Vec<Check> {
-    let of = |part: usize| shares.iter().filter_map(move |share| [share.sinks, share.window, share.chosen][part]);
-    let mut checks = Vec::new();
-    for (part, name) in ["sinks", "windows", "heavy hitters"].into_iter().enumerate() {
-        let own: Vec<f64> = of(part).collect();
-        if own.is_empty() {
-            continue;
-        }
-        let idle = own.iter().filter(|share| **share < IDLE).count();
-        let mean = own.iter().sum::<f64>() / own.len() as f64;
-        let found = format!("{:.1} % of the outputs of {} heads on average; below 0.1 % in {idle}", 100.0 * mean, own.len());
-        let rule = "at least half of the heads that have them take 0.1 % or more of their output from them";
-        checks.push(Check::new(&format!("contribution of {name}"), rule, found, Some(2 * idle <= own.len())));
+/// Names of the parts, in the order of [`Share`]'s fields.
+pub const PARTS: [&str; 3] = ["sinks", "windows", "heavy hitters"];
+
+/// A part and the heads that take less than 0.1 % of their output from it.
+pub struct Contribution {
+    name: &'static str,
+    mean: f64,
+    heads: usize,
+    /// Layers and heads.
+    pub idle: Vec<(usize, usize)>,
+}
+
+/// Effect of removing a part from the heads that take less than 0.1 % of their output from it.
+pub struct IdleRemoval {
+    /// KL(original ‖ converted), nats per token.
+    pub kl: f64,
+    /// KL(original ‖ without the part in these heads).
+    pub without: f64,
+    /// KL(converted ‖ without the part in these heads).
+    pub change: f64,
+}
+
+impl Contribution {
+    /// One entry for each part that some head has.
+    pub fn all(shares: &[Share]) -> Vec<Contribution> {
+        let of = |part: usize| shares.iter().filter_map(move |share| Some((share, [share.sinks, share.window, share.chosen][part]?)));
+        let parts = PARTS.into_iter().enumerate().filter(|(part, _)| of(*part).next().is_some());
+        let one = |(part, name)| {
+            let heads = of(part).count();
+            let mean = of(part).map(|(_, share)| share).sum::<f64>() / heads as f64;
+            let idle = of(part).filter(|(_, share)| *share < IDLE).map(|(share, _)| (share.layer, share.head)).collect();
+            Contribution { name, mean, heads, idle }
+        };
+        parts.map(one).collect()
     }
-    checks
+
+    /// The name of the part.
+    pub fn name(&self) -> &'static str {
+        self.name
+    }
+
+    /// Whether most heads take less than 0.1 % of their output from it. Keys also act through the denominator of the softmax, which the share does not
+    /// contain, so the removal decides.
+    pub fn needs_removal(&self) -> bool {
+        2 * self.idle.len() > self.heads
+    }
+
+    /// The verdict; the removal is measured only if most heads are idle.
+    pub fn check(&self, removal: Option<&IdleRemoval>) -> Check {
+        let Contribution { name, mean, heads, idle } = self;
+        let mut found = format!("{:.1} % of the outputs of {heads} heads on average; below 0.1 % in {}", 100.0 * mean, idle.len());
+        if let Some(removal) = removal {
+            found += &format!("; without {name} in these, the KL to the original changes from {:.5} to {:.5}", removal.kl, removal.without);
+        }
+        let rule = "at least half of the heads that have them take 0.1 % or more of their output from them, or the KL to the original rises without them in the other heads";
+        let effective = removal.is_some_and(|removal| removal.change > NOTHING && removal.without > removal.kl);
+        Check::new(&format!("contribution of {name}"), rule, found, Some(!self.needs_removal() || effective))
+    }
 }

@@ -1,4 +1,4 @@
-//! The same text in all the ways in which it can be computed.
+//! Agreement of reference formula, full-sequence forward, prefill in chunks and token-by-token decoding.
 
 use std::sync::Arc;
 
@@ -10,26 +10,26 @@ use super::{Between, Check};
 use crate::kv::Error;
 use crate::kv::convert::overhead;
 
-/// Logits may differ by so much of the largest, by rounding.
+/// Tolerance of logits relative to the largest.
 const ROUNDING: f64 = 2e-3;
-/// With codes, which rounding can turn into the next ones, at most positions by so much, or by what codes themselves change, whichever is more.
+/// Tolerance with a quantized cache, in which rounding can change a stored value to its neighbor, or the effect of quantization if that is larger.
 const CODES: f64 = 2e-2;
-/// Of positions.
+/// Share of positions within the tolerance.
 const MOST: f64 = 0.9;
-/// Positions that the plain formula computes.
+/// Positions evaluated by the reference formula.
 const PLAIN: usize = 192;
-/// Positions that are compared otherwise: logits of all of them are held.
+/// Positions of the other comparisons: their logits are in memory.
 const LONG: usize = 1024;
-/// Lengths of the parts of a prompt.
+/// Lengths of prefill chunks.
 const LENGTHS: [usize; 3] = [16, 64, 144];
 
 const RULE: &str = "logits differ by less than 2e-3 of the largest; with quantized keys, at nine of ten positions by less than 2e-2 or by less than the effect of quantization";
 
-/// The largest difference of two rows of logits, relative to the largest of the first.
+/// Maximum difference of two rows of logits relative to the largest of the first.
 fn difference(expected: &[f32], found: &[f32]) -> f64 {
     let size = expected.iter().fold(0.0f32, |size, x| size.max(x.abs()));
     let worst = expected.iter().zip(found).fold(0.0f32, |worst, (a, b)| worst.max((a - b).abs()));
-    // What is not a number is no agreement.
+    // NaN counts as disagreement.
     if found.iter().all(|x| x.is_finite()) { f64::from(worst) / f64::from(size.max(f32::MIN_POSITIVE)) } else { f64::INFINITY }
 }
 
@@ -41,42 +41,42 @@ fn logits(model: &Model, ids: &[u32], engine: AttentionEngine) -> Result<Vec<f32
     Ok(logits)
 }
 
-/// The logits of a text at once, as far as it is compared with other ways.
+/// Logits of the full-sequence forward, up to the compared length.
 pub fn at_once(model: &Model, ids: &[u32]) -> Result<Vec<f32>, Error> {
     logits(model, &ids[..LONG.min(ids.len())], AttentionEngine::Fused)
 }
 
-/// The differences of all rows.
+/// Difference per row.
 fn differences(expected: &[f32], found: &[f32], v: usize) -> Vec<f64> {
     expected.chunks_exact(v).zip(found.chunks_exact(v)).map(|(a, b)| difference(a, b)).collect()
 }
 
-/// The value that nine of ten do not exceed.
+/// The 90 % quantile.
 fn at_most_positions(mut differences: Vec<f64>) -> f64 {
     differences.sort_by(f64::total_cmp);
     let at = ((differences.len() as f64 * MOST) as usize).min(differences.len().saturating_sub(1));
     differences.get(at).copied().unwrap_or(0.0)
 }
 
-/// What rounding may change.
+/// Tolerance of rounding.
 #[derive(Clone, Copy, Debug)]
 pub enum Limit {
     /// At every position.
     Everywhere,
-    /// With codes: at most positions.
+    /// With a quantized cache: at nine of ten positions.
     Mostly(f64),
 }
 
 impl Limit {
-    /// `uncoded` is the model without codes, where it has any.
+    /// `uncoded` is the model without quantization; `None` if it has none.
     pub fn new(uncoded: Option<&Model>, ids: &[u32], expected: &[f32]) -> Result<Limit, Error> {
         let Some(uncoded) = uncoded else { return Ok(Limit::Everywhere) };
         let change = at_most_positions(differences(expected, &at_once(uncoded, ids)?, uncoded.config.vocab_size));
-        // What is not a number is no measure.
+        // NaN is excluded.
         Ok(Limit::Mostly(if change.is_finite() { CODES.max(change) } else { CODES }))
     }
 
-    /// The difference that counts, and whether it is rounding.
+    /// The relevant difference, and whether it is within the tolerance.
     fn judge(self, differences: Vec<f64>) -> (f64, bool) {
         match self {
             Limit::Everywhere => {
@@ -91,17 +91,17 @@ impl Limit {
     }
 }
 
-/// The engine against the plain formula.
-pub fn formula(model: &Model, ids: &[u32], limit: Limit) -> Result<Check, Error> {
+/// The fused engine against the reference formula, which evaluates `reference`: the same model, except in tests.
+pub fn formula(reference: &Model, model: &Model, ids: &[u32], limit: Limit) -> Result<Check, Error> {
     let ids = &ids[..PLAIN.min(ids.len())];
-    let plain = logits(model, ids, AttentionEngine::Reference)?;
+    let plain = logits(reference, ids, AttentionEngine::Reference)?;
     let fused = logits(model, ids, AttentionEngine::Fused)?;
     let (worst, same) = limit.judge(differences(&plain, &fused, model.config.vocab_size));
     let found = format!("logits of {} positions differ by at most {worst:.1e} of the largest", ids.len());
     Ok(Check::new("full-sequence evaluation matches the reference formula", RULE, found, Some(same)))
 }
 
-/// The differences of prompts in parts and of tokens, the bytes that are kept, whether that stays so.
+/// Differences of chunked prefill and of decoding, bytes of the state, their growth, and whether the context is unlimited.
 struct Stepped {
     prompts: [Vec<f64>; LENGTHS.len()],
     tokens: Vec<f64>,
@@ -120,6 +120,7 @@ fn step(model: &Arc<Model>, ids: &[u32], expected: &[f32], between: Between) -> 
         decoder.clear(0)?;
         let mut end = 0;
         for part in ids[..prompt].chunks(length) {
+            between(end, &mut decoder)?;
             decoder.prefill(0, part)?;
             end += part.len();
             differences.push(difference(row(end - 1), decoder.logits(0)?));
@@ -139,7 +140,7 @@ fn step(model: &Arc<Model>, ids: &[u32], expected: &[f32], between: Between) -> 
     Ok(found)
 }
 
-/// Bytes of the memory of all layers once every window is full.
+/// Bytes of the memory of all layers with full windows.
 fn full_bytes(model: &Model) -> Result<u64, Error> {
     let config = &model.config;
     let sizes = Sizes { kv_heads: config.num_key_value_heads, d: config.head_dim };
@@ -147,7 +148,7 @@ fn full_bytes(model: &Model) -> Result<u64, Error> {
     Ok(memories + overhead(config)?)
 }
 
-/// A prompt in parts of several lengths and tokens after it against the whole text at once; and the bytes that they keep, where they can be computed.
+/// Chunked prefill and token-by-token decoding against the full-sequence forward; also the bytes of the state, if decoding is possible.
 pub fn tokens(
     model: &Arc<Model>,
     ids: &[u32],
@@ -169,7 +170,7 @@ pub fn tokens(
         Check::new(name, RULE, found, Some(judged.iter().all(|(_, same)| *same)))
     };
     let Stepped { prompts, tokens, bytes, grown, endless } = found;
-    // Windows that are longer than the text still fill.
+    // Windows longer than the text are still filling.
     let full = full_bytes(model)?;
     let constant = endless && (grown == 0 || (bytes + grown) as u64 <= full);
     let text = match (constant, grown) {
@@ -184,4 +185,24 @@ pub fn tokens(
         Check::new("memory is constant", rule, text, Some(constant)),
     ];
     Ok((checks, Some(bytes)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kv::assemble::assemble;
+    use crate::kv::kinds::Kind;
+    use termwise_model::Config;
+
+    #[test]
+    fn an_engine_with_another_window_is_found() {
+        let text = r#"{"vocab_size": 31, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2,
+            "num_key_value_heads": 1, "head_dim": 8, "max_position_embeddings": 128, "initializer_range": 0.25}"#;
+        let model = Model::fresh(Config::from_json_str(text, "test").expect("a configuration"), 3).expect("a model");
+        let of = |window| assemble(&model, &[Some(Kind::window(window))]).expect("a model");
+        let ids: Vec<u32> = (0..64).map(|t| t * t % 31).collect();
+        let check = |reference: usize| formula(&of(reference), &of(12), &ids, Limit::Everywhere).expect("a check");
+        assert_eq!(check(12).passed, Some(true));
+        assert_eq!(check(11).passed, Some(false), "{}", check(11).found);
+    }
 }

@@ -1,21 +1,21 @@
 //! The best combination against the best single method at each budget, and the bytes that a method saves at equal loss.
 //!
-//! Who is best is chosen for each context by the mean over all other contexts, so that no context is compared by a choice that saw it. Bytes at equal loss:
-//! the rival's curve of mean rise against log bytes, made to fall, is interpolated; its interval is that of 1,000 draws of contexts, the same for both sides, in
-//! which the best are chosen anew.
+//! The best method of a context is selected on all other contexts (leave-one-out), so the comparison is not biased by selection. Bytes at equal loss: the
+//! other method's curve of mean rise against log bytes, made monotone, is interpolated. Intervals are percentiles of 1,000 bootstrap draws of contexts, the
+//! same for both sides; the best methods are selected in each draw.
 
 use serde::{Deserialize, Serialize};
 use termwise_base::rng::Rng;
 
 use super::{Frontier, METHODS, Method, Verdict, interval, mean_and_error};
 
-/// Draws of contexts for an interval.
+/// Number of bootstrap draws.
 const DRAWS: usize = 1000;
-/// What stands for the best of its side.
+/// The selected method of a side.
 const SINGLE: &str = "best single method";
 const COMBINED: &str = "best combination";
-/// Pairs of methods that are compared by their bytes.
-const SAVINGS: [(&str, &str); 3] = [(COMBINED, SINGLE), (COMBINED, "window"), ("window by head", "window")];
+/// Pairs of methods whose bytes are compared.
+const SAVINGS: [(&str, &str); 3] = [(COMBINED, SINGLE), (COMBINED, "window"), ("window per head", "window")];
 
 /// The best combination against the best single method at one budget.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -24,13 +24,13 @@ pub struct Best {
     pub keys: u64,
     /// Combinations that were best on all contexts but one, and for how many of these.
     pub combinations: Vec<(String, usize)>,
-    /// The same of single ideas.
+    /// The same for single methods.
     pub singles: Vec<(String, usize)>,
     /// Contexts.
     pub contexts: usize,
     /// Mean of loss(combination) − loss(single).
     pub difference: f64,
-    /// Student's interval of it.
+    /// Its 95 % interval (Student's t).
     pub interval: Option<(f64, f64)>,
     /// By the rule.
     pub verdict: Verdict,
@@ -39,21 +39,21 @@ pub struct Best {
 /// Bytes that one method needs less than another for the same loss.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Saving {
-    /// Who saves.
+    /// The method with fewer bytes.
     pub a: String,
-    /// Against whom.
+    /// The other method.
     pub b: String,
     /// The budget of a.
     pub keys: u64,
     /// 1 − bytes of a / bytes at which b has the same loss.
     pub share: f64,
-    /// Whether b does not come as low with any budget that was measured, or is as low with the least: the share is then a bound from below, or from above.
+    /// Set if the equal loss is outside the measured range of b. The share is then a lower or an upper bound.
     pub bound: Option<Bound>,
     /// 2.5 and 97.5 % points over draws of contexts.
     pub interval: Option<(f64, f64)>,
 }
 
-/// Where an equal loss lies beyond what was measured.
+/// Equal loss outside the measured range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Bound {
@@ -76,14 +76,14 @@ struct Measured {
     rises: Vec<f64>,
 }
 
-/// All methods of one side at all budgets, as far as they have all contexts that the first has.
+/// All methods of one side at all budgets that have as many contexts as the first.
 fn measured(frontier: &Frontier, wanted: impl Fn(&Method) -> bool) -> Vec<Measured> {
     let mut all = Vec::new();
     for method in METHODS.iter().filter(|method| wanted(method)) {
         for keys in frontier.budgets() {
             let point = frontier.points.iter().find(|point| point.method == method.name && point.keys == keys);
             if let (Some(point), Some(rises)) = (point, frontier.rises(method.name, keys))
-                // Where a loss is not finite the method has failed.
+                // A method with a loss that is not finite has failed.
                 && rises.iter().all(|rise| rise.is_finite())
             {
                 all.push(Measured { name: method.name, keys, bytes: point.bytes, rises });
@@ -93,7 +93,7 @@ fn measured(frontier: &Frontier, wanted: impl Fn(&Method) -> bool) -> Vec<Measur
     all
 }
 
-/// Of these the one with the least mean over contexts.
+/// The candidate with the smallest mean over contexts.
 fn least<'a>(of: &[&'a Measured], contexts: &[usize]) -> Option<&'a Measured> {
     of.iter().copied().min_by(|a, b| mean(&a.rises, contexts).total_cmp(&mean(&b.rises, contexts)))
 }
@@ -107,7 +107,7 @@ pub fn best(frontier: &Frontier) -> Vec<Best> {
         let ours: Vec<&Measured> = ours.iter().map(|&i| &combined[i]).collect();
         let theirs: Vec<&Measured> = theirs.iter().map(|&i| &single[i]).collect();
         let count = ours.iter().chain(&theirs).map(|side| side.rises.len()).min().unwrap_or(0);
-        // Who is chosen by others needs others.
+        // Leave-one-out needs at least two contexts.
         if count < 2 || ours.is_empty() || theirs.is_empty() {
             continue;
         }
@@ -148,7 +148,7 @@ fn bytes_at(curve: &[(f64, f64)], rise: f64) -> Option<(f64, Option<Bound>)> {
     Some(((a.0.ln() + part * (b.0.ln() - a.0.ln())).exp(), None))
 }
 
-/// The least mean rise at each budget, never rising.
+/// The smallest mean rise at each budget, made monotone.
 fn curve(side: &[Measured], budgets: &[u64], contexts: &[usize]) -> Vec<(f64, f64)> {
     let mut points: Vec<(f64, f64)> = Vec::new();
     for &keys in budgets {
@@ -219,16 +219,16 @@ mod tests {
 
     #[test]
     fn the_best_are_chosen_by_other_contexts() {
-        // One single idea is best on the first context alone, by so much that it would be chosen by a mean that saw it.
+        // One single method is best on the first context only, by a margin that would decide a mean that includes it.
         let found = best(&frontier(&[
             ("window", 64, &[0.5, 0.1, 0.1, 0.1]),
-            ("chosen", 64, &[-9.0, 0.2, 0.2, 0.2]),
-            ("chosen by head", 64, &[0.4, 0.05, 0.05, 0.05]),
+            ("heavy hitters", 64, &[-9.0, 0.2, 0.2, 0.2]),
+            ("heavy hitters per head", 64, &[0.4, 0.05, 0.05, 0.05]),
         ]));
         assert_eq!(found.len(), 1);
-        assert_eq!(found[0].singles, [("window".to_owned(), 1), ("chosen".to_owned(), 3)]);
+        assert_eq!(found[0].singles, [("window".to_owned(), 1), ("heavy hitters".to_owned(), 3)]);
         assert!((found[0].difference - (-0.1 - 3.0 * 0.15) / 4.0).abs() < 1e-12, "{:?}", found[0]);
-        assert!(best(&frontier(&[("window", 64, &[0.5]), ("chosen by head", 64, &[0.4])])).is_empty());
+        assert!(best(&frontier(&[("window", 64, &[0.5]), ("heavy hitters per head", 64, &[0.4])])).is_empty());
     }
 
     #[test]
@@ -236,12 +236,12 @@ mod tests {
         let measured = frontier(&[
             ("window", 64, &[0.4, 0.4, 0.4]),
             ("window", 256, &[0.2, 0.2, 0.2]),
-            ("window by head", 64, &[0.3, 0.3, 0.3]),
-            ("window by head", 256, &[0.1, 0.1, 0.1]),
+            ("window per head", 64, &[0.3, 0.3, 0.3]),
+            ("window per head", 256, &[0.1, 0.1, 0.1]),
         ]);
         let found = savings(&measured);
-        let of = |keys: u64| found.iter().find(|saving| saving.a == "window by head" && saving.b == "window" && saving.keys == keys);
-        // Halfway between 64 and 256 keys lie 128 in log bytes.
+        let of = |keys: u64| found.iter().find(|saving| saving.a == "window per head" && saving.b == "window" && saving.keys == keys);
+        // 128 is the midpoint of 64 and 256 in log bytes.
         let first = of(64).expect("a saving");
         assert!(
             (first.share - 0.5).abs() < 1e-9 && first.bound.is_none() && first.interval.is_some_and(|(low, _)| (low - 0.5).abs() < 1e-9)

@@ -1,4 +1,4 @@
-//! The frontier as a page.
+//! HTML report of the frontier.
 
 use serde_json::Value;
 use termwise_report::{
@@ -9,7 +9,7 @@ use super::best::Bound;
 use super::{Frontier, METHODS, Point};
 use crate::kv::meter::BUCKETS;
 
-/// No context is longer, and sums over contexts do not overflow.
+/// Maximum length of a context; sums over contexts do not overflow.
 const MOST_POSITIONS: u64 = 1 << 40;
 
 impl Documented for Frontier {
@@ -135,7 +135,7 @@ impl Frontier {
         let mut keys: Vec<u64> = points.iter().map(|point| point.keys).collect();
         keys.sort_unstable();
         keys.dedup();
-        // In the order of this build's methods, then those of earlier builds.
+        // Methods of this build in their order, then those of earlier builds.
         let known = METHODS.iter().map(|method| method.name).filter(|name| points.iter().any(|point| point.method == *name));
         let mut methods: Vec<&str> = known.collect();
         for point in &points {
@@ -167,14 +167,14 @@ impl Frontier {
             let first = [Cell::text(&point.method), Cell::count(point.keys), Cell::bytes(point.bytes)];
             buckets.rows.push(first.into_iter().chain(point.buckets().iter().map(|sums| Cell::Number(sums.rise(), 4))).collect());
         }
-        // Colours are counted among those that are drawn; where there are more of these than colours, dashed lines and whole ones apart.
+        // Colors are assigned in order of the drawn lines, separately for dashed and solid lines if there are more lines than colors.
         let many = methods.len() >= SERIES;
         let mut drawn = [0; 2];
         let line = |method: &&str| {
             let own = points.iter().filter(|point| point.method == *method);
             let mut points: Vec<(f64, f64)> = own.map(|point| (point.bytes as f64, point.rise().0)).collect();
             points.sort_by(|a, b| a.0.total_cmp(&b.0));
-            let per_head = method.ends_with("by head");
+            let per_head = method.ends_with(" head");
             let color = &mut drawn[usize::from(many && per_head)];
             *color += 1;
             Layer::Line(Line { name: (*method).into(), color: *color, dashed: !per_head, points })
