@@ -341,7 +341,7 @@ mod tests {
             ("train=64:4", "LENGTH:PAIRS:EXAMPLES"),
             ("train=16:5:1", "four times the pairs"),
             ("a=-1", "positive"),
-            ("pairs=3", "no setting `pairs`"),
+            ("pairs=3", "no option `pairs`"),
         ] {
             let error = options.parse().and_then(Mqar::new).expect_err(options).to_string();
             assert!(error.contains(expected), "{options}: {error}");

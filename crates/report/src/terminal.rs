@@ -43,8 +43,9 @@ impl Document {
         let most = &lines[..BRIEF_LINES - 1];
         let gap = most.iter().rposition(|line| line.trim().is_empty()).filter(|gap| *gap > BRIEF_LINES / 2);
         let mut kept = &most[..gap.unwrap_or(most.len())];
-        // A heading whose table does not fit is cut off with its caption.
+        // A heading is cut off with its caption if at most the head of its table fits. A longer beginning of a table stays.
         if let Some(rule) = kept.iter().rposition(|line| line.contains('─') && !line.contains(' '))
+            && kept.len() - rule <= HEAD_LINES
             && !kept[rule..].iter().any(|line| line.trim().is_empty())
             && let Some(end) = kept[..rule].iter().rposition(|line| line.trim().is_empty())
         {
@@ -53,6 +54,9 @@ impl Document {
         (kept.join("\n") + "\n", lines.len() - kept.len())
     }
 }
+
+/// Lines of the underline of a heading and of the head of a table.
+const HEAD_LINES: usize = 4;
 
 impl Terminal {
     fn heading(&self, text: &str, rule: char, out: &mut String) {

@@ -137,7 +137,7 @@ fn built_in_data_are_shown_with_their_dials() {
     show(&["--data", "builtin:parity", "--length", "9"]).success().stdout(contains("labels, including the end marker:\n0 "));
     // Rows are whole documents: as long as one, or a multiple of it.
     show(&["--language", "length=32", "--length", "64"]).success();
-    for (length, advice) in [("48", "--language length=48"), ("16", "--language length=16")] {
+    for (length, advice) in [("48", "--builtin-options length=48"), ("16", "--builtin-options length=16")] {
         let wrong = show(&["--language", "length=32", "--length", length]).failure();
         wrong.stderr(contains("make rows 32 positions long or a multiple of it").and(contains(advice)));
     }

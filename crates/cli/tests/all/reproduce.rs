@@ -122,7 +122,7 @@ fn a_reproduction_runs_decides_claims_and_resumes() {
     termwise(&["report", &place, "--out", &report.display().to_string()]).assert().success().stderr(contains("index.html"));
     let page = std::fs::read_to_string(report.join("index.html")).expect("a page");
     let run = again["runs"][0]["folder"].as_str().expect("a folder");
-    assert!(page.contains("18 runs, 9 settings") && page.contains(&format!("../results/{run}/metrics.jsonl")));
+    assert!(page.contains("20 runs, 10 settings") && page.contains(&format!("../results/{run}/metrics.jsonl")));
     assert!(report.join("figures/recall-dots.png").is_file());
     let summary = std::fs::read_to_string(out.join("summary.md")).expect("a summary");
     assert!(summary.contains("| softmax | `softmax` |") && summary.contains("](figures/e4-dots.png)"), "{summary}");

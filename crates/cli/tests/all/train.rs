@@ -56,8 +56,8 @@ fn a_run_is_resumed_by_folder_and_by_checkpoint() {
     assert_eq!(weights("runs/a"), weights("runs/whole"));
     // By name, as in other commands.
     place.command(&["train", "--resume", "a"]).assert().success().stderr(contains("resuming at step 9"));
-    place.command(&["train", "--resume", "none"]).assert().code(1).stderr(contains("no run to resume"));
-    place.command(&["train", "--resume", "runs/none"]).assert().code(1).stderr(contains("no run to resume"));
+    place.command(&["train", "--resume", "none"]).assert().code(2).stderr(contains("there is no run `none`"));
+    place.command(&["train", "--resume", "runs/none"]).assert().code(2).stderr(contains("there is no run `runs/none`"));
     place.command(&["train", "--resume", "runs/a", "--lr", "0.5"]).assert().code(1).stderr(contains("with different settings"));
 }
 

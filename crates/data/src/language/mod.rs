@@ -116,7 +116,7 @@ impl Language {
         if time == 0 || !time.is_multiple_of(length) {
             let problem = format!(
                 "of the built-in language is {length} and rows have {time} positions; rows hold whole documents: make rows {length} positions long \
-                 or a multiple of it, or documents as long as rows: --language length={}",
+                 or a multiple of it, or documents as long as rows: --builtin-options length={}",
                 if time == 0 { length } else { time }
             );
             return Err(Error::DataSetting { key: "length", problem });

@@ -332,7 +332,7 @@ fn invalid_options_are_rejected_with_a_remedy() {
     for (text, expected) in [
         ("fakts=3", "did you mean `facts`"),
         ("zzz=3", "there are"),
-        ("facts", "write settings as"),
+        ("facts", "write options as"),
         ("facts=many", "must be a number"),
         ("facts=-1", "is invalid"),
         ("facts=3 facts=4", "twice"),

@@ -509,7 +509,7 @@ fn partial_rotary_embeddings_in_old_and_new_keys() {
     refused(merged(json!({"rope_theta": 400.0})), &["rotary_emb_base", "rope_theta"]);
     refused(merged(json!({"rotary_pct": 0.4})), &["partial_rotary_factor", "3 of 8"]);
     refused(merged(json!({"num_key_value_heads": 2})), &["num_key_value_heads", "grouped-query"]);
-    refused(json!({"partial_rotary_factor": 0.5}), &["partial_rotary_factor", "whole heads"]);
+    refused(json!({"partial_rotary_factor": 0.5}), &["partial_rotary_factor", "no partial rotary"]);
     refused(json!({"model_type": "stablelm", "partial_rotary_factor": 0.5, "qk_layernorm": true}), &["qk_layernorm", "LayerNorm"]);
     refused(json!({"use_parallel_residual": true}), &["use_parallel_residual"]);
 }
