@@ -165,10 +165,10 @@ def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> Non
 
 
 def _backward(ctx: Any, dy: Tensor | None, *_: Any) -> tuple[Any, ...]:
-    if dy is None:
-        return (None,) * 11
     q, k, v, lengths, cu_seqlens, *rest = ctx.saved_tensors
     saved, extras = rest[:3], rest[3:]
+    if dy is None:
+        return None, None, None, [None] * len(extras), *[None] * 7
     grads = torch.ops.termwise.attention_backward(
         q, k, v, extras, lengths, cu_seqlens, saved, dy.contiguous(), ctx.variant, ctx.rope, ctx.mode, ctx.reference
     )
