@@ -49,7 +49,7 @@ pub struct Cutting {
     pub contexts: usize,
     /// Tokens per calibration context.
     pub calibration_length: usize,
-    /// Calibration contexts over all texts.
+    /// Calibration contexts over all texts, or one per calibration text if there are more texts.
     pub calibration_contexts: usize,
 }
 
@@ -83,6 +83,7 @@ impl Texts {
                 "there is no calibration text; name some with --calibration, or leave it out to use all of --data".into(),
             ));
         }
+        let calibration_contexts = calibration_contexts.max(fitted_texts);
         let mut texts = Texts { calibration: Vec::new(), calibration_texts: fitted_texts, evaluation: Vec::new() };
         let mut calibration: Vec<Vec<Vec<u32>>> = Vec::new();
         let each = calibration_contexts.div_ceil(fitted_texts);
@@ -176,6 +177,8 @@ mod tests {
         // Every text is in the measurements of errors, and two of them in those of sensitivities.
         assert_eq!(firsts(texts.error_contexts()), [1000, 2000, 3000]);
         assert_eq!(firsts(&texts.probes()), [1000, 3000]);
+        // No text is left out.
+        assert_eq!(firsts(&cut(&three, 2).calibration), [1000, 2000, 3000]);
         // One text: two contexts of it.
         let texts = cut(&three[..1], 4);
         assert_eq!(firsts(&texts.calibration), [1000, 1001, 1002, 1003]);
