@@ -275,8 +275,8 @@ impl Chart {
         if !self.x.ticks.is_empty() {
             return labelled(self.x.ticks.clone());
         }
-        let choices = (2..=MOST_TICKS).rev().map(|most| labelled(frame.x.ticks(most)));
-        choices.clone().find(|ticks| fits(ticks)).or_else(|| choices.last()).unwrap_or_default()
+        let mut choices = (2..=MOST_TICKS).rev().map(|most| labelled(frame.x.ticks(most)));
+        choices.clone().find(|ticks| fits(ticks)).or_else(|| choices.next_back()).unwrap_or_default()
     }
 
     /// Labels of marks and points, above all layers and without overlap. Returns sampled positions of the labels.

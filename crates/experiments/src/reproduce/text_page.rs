@@ -161,7 +161,7 @@ fn family(name: &str) -> Family {
         _ if name.ends_with("DeltaNet") || name.contains("DeltaNet,") => of(
             "DeltaNet",
             6,
-            &name.replace("Gated DeltaNet", "gated").trim_start_matches("DeltaNet").trim_start_matches([',', ' ']).to_owned(),
+            &name.replace("Gated DeltaNet", "gated").trim_start_matches("DeltaNet").trim_start_matches([',', ' ']),
         ),
         _ => match highest_order(name) {
             Some(order) => {
