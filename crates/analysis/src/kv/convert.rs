@@ -260,8 +260,7 @@ pub fn choose(
         Budget::Keys(keys) => return within(keys.saturating_mul(key_bytes(d) * units)),
         Budget::Loss(share) => share,
     };
-    let references: Vec<Reference> =
-        texts.error_contexts().iter().map(|ids| Reference::new(model, ids)).collect::<Result<_, _>>()?;
+    let references: Vec<Reference> = texts.error_contexts().iter().map(|ids| Reference::new(model, ids)).collect::<Result<_, _>>()?;
     let rise = |kinds: &[Kind]| -> Result<f64, Error> {
         let kinds: Vec<Option<Kind>> = kinds.iter().copied().map(Some).collect();
         let converted = assemble(model, &kinds)?;

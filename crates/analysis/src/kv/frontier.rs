@@ -112,7 +112,10 @@ pub const PAIRS: &[(&str, &str)] = &[
 impl Method {
     /// The methods of these names; all methods if there are no names. Names of earlier builds are accepted.
     pub fn named(names: &[String]) -> Result<Vec<&'static Method>, Error> {
-        let names: Vec<String> = names.iter().map(|name| EARLIER_NAMES.iter().find(|(old, _)| old == name).map_or(name.as_str(), |(_, new)| *new).to_owned()).collect();
+        let names: Vec<String> = names
+            .iter()
+            .map(|name| EARLIER_NAMES.iter().find(|(old, _)| old == name).map_or(name.as_str(), |(_, new)| *new).to_owned())
+            .collect();
         if let Some(unknown) = names.iter().find(|name| METHODS.iter().all(|method| method.name != **name)) {
             let all: Vec<&str> = METHODS.iter().map(|method| method.name).collect();
             return Err(Error::Asked(format!("there is no method `{unknown}`; there are: {}", all.join(", "))));
@@ -477,7 +480,11 @@ mod tests {
             let points = vec![point("heavy hitters", a), point("window", b)];
             let mut frontier = Frontier { texts: vec![("t".into(), 9, true)], points, ..Frontier::default() };
             frontier.compare();
-            frontier.comparisons.into_iter().find(|comparison| comparison.a == "heavy hitters" && comparison.b == "window").expect("a comparison")
+            frontier
+                .comparisons
+                .into_iter()
+                .find(|comparison| comparison.a == "heavy hitters" && comparison.b == "window")
+                .expect("a comparison")
         };
         let found = compare(&[1.0, 2.0, 3.0, 4.0], &[1.1, 2.11, 3.09, 4.1]);
         assert_eq!(found.verdict, Verdict::Better);

@@ -193,9 +193,6 @@ mod tests {
         let evaluated: Vec<(String, bool, Vec<u32>)> =
             texts.evaluation.iter().map(|text| (text.name.clone(), text.calibrated, firsts(&text.contexts))).collect();
         // The second half of a calibration text, all of another text, evenly spaced.
-        assert_eq!(
-            evaluated,
-            [("1000".into(), true, vec![1020, 1025, 1030, 1035]), ("4000".into(), false, vec![4000, 4010, 4020, 4030])]
-        );
+        assert_eq!(evaluated, [("1000".into(), true, vec![1020, 1025, 1030, 1035]), ("4000".into(), false, vec![4000, 4010, 4020, 4030])]);
     }
 }

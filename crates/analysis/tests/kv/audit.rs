@@ -13,9 +13,9 @@ use termwise_analysis::kv::audit::{Audit, Options, audit};
 use termwise_analysis::kv::convert::Granularity;
 use termwise_analysis::kv::kinds::Kind;
 use termwise_analysis::kv::record::Record;
-use termwise_model::{Config, Model};
 use termwise_model::decode::{Decoder, SavedSequence};
 use termwise_model::weights::WriteOptions;
+use termwise_model::{Config, Model};
 
 use crate::support::{LENGTH, contexts, converted, model, promised};
 

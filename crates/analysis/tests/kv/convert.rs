@@ -2,12 +2,12 @@
 
 use std::sync::atomic::AtomicBool;
 
+use termwise_analysis::kv::Text;
 use termwise_analysis::kv::assemble::{Bench, assemble};
 use termwise_analysis::kv::convert::{Budget, Conversion, Granularity, Measured, Prepared, bytes_of, choose};
 use termwise_analysis::kv::frontier::{self, ALL, Frontier, METHODS, Method, Options};
 use termwise_analysis::kv::kinds::{Family, Kind, key_bytes};
 use termwise_analysis::kv::meter::{Reference, whole};
-use termwise_analysis::kv::Text;
 use termwise_model::SessionOptions;
 use termwise_model::decode::{Decoder, DecoderOptions};
 
