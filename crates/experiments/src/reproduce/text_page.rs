@@ -159,7 +159,7 @@ fn family(name: &str) -> Family {
             if name.contains(", delta") { of("order n, delta rule", 4, member) } else { of("order n, no delta rule", 5, member) }
         }
         _ if name.ends_with("DeltaNet") || name.contains("DeltaNet,") => {
-            of("DeltaNet", 6, &name.replace("Gated DeltaNet", "gated").trim_start_matches("DeltaNet").trim_start_matches([',', ' ']))
+            of("DeltaNet", 6, name.replace("Gated DeltaNet", "gated").trim_start_matches("DeltaNet").trim_start_matches([',', ' ']))
         }
         _ => match highest_order(name) {
             Some(order) => {
