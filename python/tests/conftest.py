@@ -1,6 +1,7 @@
 """Shared parts of the tests. Tests that cannot run are skipped with a reason; TERMWISE_REQUIRE=torch,shared (or all) turns a skip into a failure."""
 
 import os
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -106,7 +107,9 @@ def random_variants(count: int, seed: int = 0) -> list[str]:
             continue
         text = " ".join(words)
         try:
-            layer = Layer(text, heads=4, kv_heads=2, dim=16, value_dim=5, rope=100.0)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                layer = Layer(text, heads=4, kv_heads=2, dim=16, value_dim=5, rope=100.0)
         except ValueError:
             continue
         # A sum that can reach zero has no value to compare.
