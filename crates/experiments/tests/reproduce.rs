@@ -690,11 +690,24 @@ fn a_report_on_run_folders_shows_a_run_that_diverged() {
         let run = folder.path().join(seed.to_string());
         std::fs::create_dir(&run).expect("a folder");
         std::fs::write(run.join("settings.toml"), format!("attention = \"softmax\"\nseed = {seed}\nsteps = 10\n")).expect("a file");
-        std::fs::write(run.join(METRICS), line(5, Some(1.5)) + &line(10, last)).expect("a file");
+        let train = r#"{"kind":"train","step":5,"time":0,"loss":1.75,"lr":0.1,"tokens":1,"tokens_per_second":9.0}"#;
+        std::fs::write(run.join(METRICS), format!("{train}\n") + &line(5, Some(1.5)) + &line(10, last)).expect("a file");
     }
-    let page = reproduce::of_folders(&[folder.path().into()], folder.path()).unwrap_or_else(|error| panic!("{error}")).to_markdown();
+    let document = reproduce::of_folders(&[folder.path().into()], folder.path()).unwrap_or_else(|error| panic!("{error}"));
+    let page = document.to_markdown();
     let row = page.lines().find(|line| line.starts_with("| softmax |")).unwrap_or_else(|| panic!("{page}"));
     assert!(row.contains("1.250") && row.contains("diverged") && !row.contains("1.500") && !row.contains("1.375"), "{row}");
+    // The training loss of the finished run.
+    let blocks = document.sections.iter().flat_map(|section| &section.blocks);
+    let figures: Vec<_> = blocks
+        .filter_map(|block| if let Block::Figure { name, figure, .. } = block { Some((name.as_str(), figure)) } else { None })
+        .collect();
+    let (_, figure) = figures.iter().find(|(name, _)| *name == "training-loss").expect("a figure of the training loss");
+    let lines = figure
+        .charts()
+        .flat_map(|chart| &chart.layers)
+        .filter_map(|layer| if let Layer::Line(line) = layer { Some(&line.points) } else { None });
+    assert_eq!(lines.flatten().copied().collect::<Vec<_>>(), [(5.0, 1.75)]);
 }
 
 /// Finishes every run of an experiment on text immediately, with a loss that depends on attention and seed.

@@ -8,6 +8,8 @@ use crate::{font, rules};
 
 /// More labelled points than this need a taller plot.
 const CROWD: usize = 16;
+/// Room below the lowest point for its label, as a share of the range of the points.
+const BELOW: f64 = 0.08;
 /// Maximum number of ticks of the horizontal axis, and minimum distance between their labels.
 const MOST_TICKS: usize = 8;
 const TICK_GAP: f64 = 10.0;
@@ -206,13 +208,27 @@ impl Chart {
         layout::heading_height(&self.title, &self.y.label, width) + self.tall() + below
     }
 
-    /// Height of the plot area: larger if many points have labels.
-    fn tall(&self) -> f64 {
+    /// Number of points with labels.
+    fn named(&self) -> usize {
         let named = self.layers.iter().map(|layer| match layer {
             Layer::Points(points) => points.points.iter().filter(|point| !point.name.is_empty()).count(),
             _ => 0,
         });
-        if named.sum::<usize>() > CROWD { 1.7 * PLOT_HEIGHT } else { PLOT_HEIGHT }
+        named.sum()
+    }
+
+    /// Height of the plot area: larger if many points have labels.
+    fn tall(&self) -> f64 {
+        if self.named() > CROWD { 1.7 * PLOT_HEIGHT } else { PLOT_HEIGHT }
+    }
+
+    /// A value below the lowest point, so a label below it is inside the plot.
+    fn below_the_points(&self, places: &[(f64, f64)]) -> Option<f64> {
+        let heights = || places.iter().map(|place| place.1);
+        let (low, high) = (heights().fold(f64::INFINITY, f64::min), heights().fold(f64::NEG_INFINITY, f64::max));
+        let value = low - BELOW * (high - low);
+        let keeps_zero = low < 0.0 || value >= 0.0;
+        (self.named() > 0 && self.y.scale == Scale::Linear && value.is_finite() && keeps_zero).then_some(value)
     }
 
     pub(crate) fn draw(&self, drawing: &mut Drawing, top: f64) {
@@ -229,8 +245,8 @@ impl Chart {
         // Lines reach the ends of the axis; markers keep a margin.
         let apart = self.layers.iter().any(|layer| matches!(layer, Layer::Points(_)));
         let x = Domain::around(self.x.scale, places.iter().map(|place| place.0), apart);
-        let y =
-            x.and_then(|_| Domain::around(self.y.scale, places.iter().map(|place| place.1).chain(rules.iter().map(|rule| rule.y)), true));
+        let heights = places.iter().map(|place| place.1).chain(rules.iter().map(|rule| rule.y)).chain(self.below_the_points(&places));
+        let y = x.and_then(|_| Domain::around(self.y.scale, heights, true));
         if let (Some(x), Some(y)) = (x, y) {
             let frame = Frame { width, tall, x, y, bottom };
             self.draw_axes(drawing, &frame);

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use termwise_report::{Axis, Band, Chart, DotPlot, Estimate, Figure, Layer, Line, Point, Points, Rule, Runs, Scale, Steps, Unit, ramp};
 
 use super::list::LINEAR;
-use super::results::{Results, Run, Summary, TaskOutcome, VariantOutcome};
+use super::results::{CurvePoint, Results, Run, Summary, TaskOutcome, VariantOutcome};
 use super::{Metric, SOFTMAX};
 
 /// Colours of variants other than softmax.
@@ -58,6 +58,35 @@ impl Colours {
 
 /// The metric by step, with a band over seeds for each variant; `None` if there are too many variants or no curves.
 pub fn curves(heading: &str, task: &TaskOutcome, runs: &[Run], colours: &Colours) -> Option<Figure> {
+    let value = |point: &CurvePoint| match task.metric {
+        Metric::Recall => point.recall,
+        Metric::Loss => Some(point.loss),
+        Metric::Beyond => point.beyond,
+        Metric::Error => point.accuracy.map(|accuracy| 1.0 - accuracy),
+    };
+    let points = |run: &Run| run.curve.iter().filter_map(|point| Some((point.step, value(point)?))).collect();
+    Some(Figure {
+        title: format!("{heading}: {} during training, {}", task.metric.short(), task.task),
+        description: sentence(task),
+        panels: vec![chart_by_step(task.metric.name(), task, runs, colours, points)?.into()],
+    })
+}
+
+/// Training loss by step; `None` if it was not logged.
+pub fn training_loss(task: &TaskOutcome, runs: &[Run], colours: &Colours) -> Option<Figure> {
+    let chart =
+        chart_by_step("training loss", task, runs, colours, |run| run.train.iter().copied().filter(|point| point.1.is_finite()).collect())?;
+    Some(Figure { title: "Training loss".into(), description: "Training loss by step.".into(), panels: vec![chart.into()] })
+}
+
+/// Mean and range over finished runs of a variant, by step; `None` without points or with too many variants.
+fn chart_by_step(
+    title: &str,
+    task: &TaskOutcome,
+    runs: &[Run],
+    colours: &Colours,
+    points_of: impl Fn(&Run) -> Vec<(u64, f64)>,
+) -> Option<Chart> {
     if task.variants.len() > LINES {
         return None;
     }
@@ -66,18 +95,9 @@ pub fn curves(heading: &str, task: &TaskOutcome, runs: &[Run], colours: &Colours
         let mut by_step: BTreeMap<u64, Vec<f64>> = BTreeMap::new();
         let mut single = Vec::new();
         for run in outcome.runs.iter().map(|&run| &runs[run]).filter(|run| run.status == "finished") {
-            let mut own = Vec::new();
-            for point in &run.curve {
-                let value = match task.metric {
-                    Metric::Recall => point.recall,
-                    Metric::Loss => Some(point.loss),
-                    Metric::Beyond => point.beyond,
-                    Metric::Error => point.accuracy.map(|accuracy| 1.0 - accuracy),
-                };
-                by_step.entry(point.step).or_default().extend(value);
-                own.extend(value.map(|value| (point.step as f64, value)));
-            }
-            single.push((format!("seed {}", run.seed), own));
+            let own = points_of(run);
+            own.iter().for_each(|&(step, value)| by_step.entry(step).or_default().push(value));
+            single.push((format!("seed {}", run.seed), own.into_iter().map(|(step, value)| (step as f64, value)).collect()));
         }
         let points: Vec<(f64, Summary)> =
             by_step.iter().filter_map(|(&step, numbers)| Some((step as f64, Summary::of(numbers)?))).collect();
@@ -96,17 +116,8 @@ pub fn curves(heading: &str, task: &TaskOutcome, runs: &[Run], colours: &Colours
     }
     bands.append(&mut lines);
     bands.append(&mut dots);
-    let chart = Chart {
-        title: task.metric.name().into(),
-        x: Axis::new("steps", Scale::Linear, Unit::Number),
-        y: Axis::new("", Scale::Linear, Unit::Number),
-        layers: bands,
-    };
-    Some(Figure {
-        title: format!("{heading}: {} during training, {}", task.metric.short(), task.task),
-        description: sentence(task),
-        panels: vec![chart.into()],
-    })
+    let (x, y) = (Axis::new("steps", Scale::Linear, Unit::Number), Axis::new("", Scale::Linear, Unit::Number));
+    Some(Chart { title: title.into(), x, y, layers: bands })
 }
 
 /// The final numbers in words.

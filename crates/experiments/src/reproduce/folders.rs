@@ -116,6 +116,10 @@ fn section(metric: Metric, groups: &[(String, Vec<usize>)], runs: &[Run], kept: 
         }));
     }
     blocks.push(Block::Table { name: short.into(), table: page::variants(&task, runs) });
+    if metric == Metric::Loss {
+        let figure = figures::training_loss(&task, runs, &colours);
+        blocks.extend(figure.map(|figure| Block::Figure { name: "training-loss".into(), figure, caption: String::new() }));
+    }
     Section { heading: heading.into(), blocks }
 }
 

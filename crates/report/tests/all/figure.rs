@@ -110,6 +110,18 @@ fn points_have_error_bars_labels_and_shapes() {
     assert!((0..6).all(|i| (0..i).all(|j| samples[i] != samples[j])), "{samples:?}");
 }
 
+/// Points close to it take the places above and next to it, so the label is below.
+#[test]
+fn the_lowest_point_has_room_for_its_label() {
+    let places = [(1.0, 2.44), (1.1, 2.53), (1.2, 1.743), (2.4, 1.728), (2.6, 1.779), (1.9, 1.779), (2.4, 1.8), (9.0, 3.0)];
+    let point = |(index, &(x, y)): (usize, &(f64, f64))| Point::new(x, y).named(format!("point {index}"));
+    let points = Points { name: "points".into(), color: 0, points: places.iter().enumerate().map(point).collect() };
+    let text = of(chart(vec![Layer::Points(points)], Scale::Linear)).to_svg();
+    let document = Document::parse(&text).expect("XML");
+    let names: Vec<&str> = classed(&document, "mark").iter().filter_map(|n| n.text()).collect();
+    assert!(names.contains(&"point 3"), "{names:?}");
+}
+
 #[test]
 fn dot_plots_have_columns_or_rows_and_rules_have_labels() {
     for (long, fixed) in [(false, 1), (true, 0)] {
