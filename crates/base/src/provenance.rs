@@ -2,6 +2,7 @@
 
 use std::ffi::OsString;
 use std::fmt;
+use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
@@ -50,8 +51,7 @@ pub struct Provenance {
 impl Provenance {
     /// The provenance of this process, with its build, instruction set and command line.
     pub fn here(build: Build, instructions: &str, words: &[OsString]) -> Provenance {
-        let command = words.iter().map(|word| quoted(&word.to_string_lossy())).collect::<Vec<_>>().join(" ");
-        Provenance { build, instructions: instructions.into(), processor: processor(), command }
+        Provenance { build, instructions: instructions.into(), processor: processor(), command: command_line(words) }
     }
 
     /// Whether both have the same build and instruction set, and so should compute the same values.
@@ -83,6 +83,14 @@ pub fn processor() -> String {
     pairs.find(|(key, _)| key.trim() == "model name").map_or(String::new(), |(_, value)| value.trim().to_owned())
 }
 
+/// The command line, quoted for a shell. The program is recorded by its file name, because its folder differs between machines.
+fn command_line(words: &[OsString]) -> String {
+    let Some((program, rest)) = words.split_first() else { return String::new() };
+    let program = Path::new(program).file_name().unwrap_or(program);
+    let words = std::iter::once(program).chain(rest.iter().map(OsString::as_os_str));
+    words.map(|word| quoted(&word.to_string_lossy())).collect::<Vec<_>>().join(" ")
+}
+
 fn quoted(word: &str) -> String {
     let plain = |c: char| c.is_alphanumeric() || "-_=./:,+@%".contains(c);
     if !word.is_empty() && word.chars().all(plain) { word.to_owned() } else { format!("'{}'", word.replace('\'', "'\\''")) }
@@ -107,6 +115,13 @@ mod tests {
         assert_eq!(names(&[]), "build unknown");
         assert_eq!(names(&[Provenance::default()]), "build unknown");
         assert_eq!(names(&[made_by("a", ""), made_by("b", ""), made_by("a", "")]), "1.2.3 (a) avx2, then 1.2.3 (b) avx2");
+    }
+
+    #[test]
+    fn a_command_line_names_the_program_without_its_folder() {
+        let words = ["/some/folder/termwise", "eval", "/data/a b.txt"].map(OsString::from);
+        assert_eq!(command_line(&words), "termwise eval '/data/a b.txt'");
+        assert_eq!(command_line(&[]), "");
     }
 
     #[test]
