@@ -239,6 +239,9 @@ pub fn check_budget(config: &Config, families: &[Family], budget: Budget) -> Res
     Ok(())
 }
 
+/// Keys per KV head of the largest memory that a search for a loss tries.
+const MOST_SEARCHED: f64 = 2048.0;
+
 /// Chooses kinds for a budget. For a share of the loss: the smallest budget by bisection over log bytes, with the loss on calibration contexts.
 pub fn choose(
     model: &Model,
@@ -270,8 +273,8 @@ pub fn choose(
         }
         Ok((sums.loss - sums.original) / sums.original.max(f64::MIN_POSITIVE))
     };
-    let (mut low, mut high) = (16.0f64, 2048.0f64);
-    let mut best = within((high as u64) * key_bytes(d) * units)?;
+    let (mut low, mut high) = (16.0f64, MOST_SEARCHED);
+    let mut best = None;
     for round in 0..8 {
         if stop.load(Ordering::Relaxed) {
             return Err(Error::Stopped);
@@ -280,13 +283,26 @@ pub fn choose(
         let middle = (low * high).sqrt();
         match prepared.choose(families, shared, d, middle as u64 * key_bytes(d) * units) {
             Some(kinds) if rise(&kinds)? <= share => {
-                best = kinds;
+                best = Some(kinds);
                 high = middle;
             }
             _ => low = middle,
         }
     }
-    Ok(best)
+    if let Some(best) = best {
+        return Ok(best);
+    }
+    let largest = within(MOST_SEARCHED as u64 * key_bytes(d) * units)?;
+    let found = rise(&largest)?;
+    if found > share {
+        return Err(Error::Asked(format!(
+            "the largest memory of the search, {MOST_SEARCHED} keys per KV head, increases the loss by {:.4} %, and --loss allows {:.4} %; \
+             allow more, or set --keys",
+            found * 100.0,
+            share * 100.0
+        )));
+    }
+    Ok(largest)
 }
 
 /// Measures the converted model on the evaluation texts.

@@ -108,9 +108,15 @@ pub struct ConvertOptions {
 /// Finished measurements, in the folder of a converted model.
 const MEASUREMENTS: &str = "measurements";
 
-/// Refuses a folder with files that no conversion wrote.
-fn check_place(model: &Path, to: &Path, overwrite: bool) -> Result<(), Error> {
-    let own = to.join(MEASUREMENTS).is_dir() || to.join(record::FILE).is_file();
+/// Refuses a folder with files that no conversion of this model wrote.
+fn check_place(name: &str, model: &Path, to: &Path, overwrite: bool) -> Result<(), Error> {
+    let canonical = |path: &Path| std::fs::canonicalize(path).ok();
+    let own = match Record::read(to) {
+        Ok(Some(record)) => record.original == name || canonical(Path::new(&record.original)) == canonical(model),
+        // Interrupted before the model was saved.
+        Ok(None) => to.join(MEASUREMENTS).is_dir() && !to.join("config.json").exists(),
+        Err(_) => false,
+    };
     Ok(truncate::check_place(model, to, overwrite || own)?)
 }
 
@@ -122,7 +128,7 @@ pub fn convert(options: &ConvertOptions, monitor: &Monitor) -> Result<Conversion
     let folder = &monitor.model_folder(options.model.as_deref())?;
     if let Some(place) = &options.save {
         // Checked first, because measurements take long.
-        check_place(folder, place, options.overwrite)?;
+        check_place(&shown(options.model.as_deref(), folder), folder, place, options.overwrite)?;
     }
     let model = Model::read(folder)?;
     convert::check_budget(&model.config, ALL, options.budget)?;
@@ -220,7 +226,7 @@ pub struct AuditOptions {
     pub length: Option<usize>,
     /// Contexts.
     pub contexts: usize,
-    /// Recall questions per task and distance.
+    /// Recall queries per task and distance.
     pub facts: usize,
     /// Tokens per continuation.
     pub tokens: usize,
@@ -261,7 +267,7 @@ pub struct AtlasOptions {
     pub model: Option<String>,
     /// Measure the effect of removing the memory of each KV head.
     pub removal: bool,
-    /// Recall questions, for the KV heads with the largest effect.
+    /// Recall queries, for the KV heads with the largest effect.
     pub recall: Option<Recalls>,
     /// Texts.
     pub texts: TextSplit,
@@ -269,7 +275,7 @@ pub struct AtlasOptions {
     pub journal: Option<PathBuf>,
 }
 
-/// Measures how far back each attention head looks.
+/// Measures how far back each attention head attends.
 ///
 /// # Errors
 /// If the model or a text cannot be used, if recall is requested and the model has no tokenizer, or the work was stopped.
@@ -285,7 +291,7 @@ pub fn atlas(options: &AtlasOptions, monitor: &Monitor) -> Result<Atlas, Error> 
     let tokenizer = tokenizer_of(folder)?;
     let recall = match (&tokenizer, options.recall) {
         (Some(tokenizer), Some(recall)) => Some((Facts::new(tokenizer, &texts.calibration, length, recall.facts), recall)),
-        (None, Some(_)) => return Err(Error::Asked("recall questions need a tokenizer, and the model has no tokenizer.json".into())),
+        (None, Some(_)) => return Err(Error::Asked("recall queries need a tokenizer, and the model has no tokenizer.json".into())),
         _ => None,
     };
     if let Some(folder) = &options.journal {

@@ -68,6 +68,10 @@ fn a_budget_in_bytes_is_kept_and_audited() {
         .assert()
         .code(2)
         .stderr(contains("earlier build").and(contains("e9b2d07")));
+    termwise(&words(&arguments(folder.path(), "convert", &["--loss", "+0.000000001%", "--length", "96", "--contexts", "1"])))
+        .assert()
+        .code(2)
+        .stderr(contains("increases the loss by").and(contains("allow more")));
     termwise(&words(&arguments(folder.path(), "convert", &["--bytes", "100", "--length", "96"])))
         .assert()
         .code(2)
@@ -98,6 +102,20 @@ fn models_are_not_saved_over_runs_or_other_files() {
         }
         saved(&notes, &[]).failure().stderr(contains("is not empty").and(contains("--overwrite")));
     }
+    // A conversion of another model is not replaced, one of the same model is.
+    let other = at("other");
+    fs::create_dir(&other).expect("a folder");
+    for entry in fs::read_dir(at("model")).expect("the model") {
+        let entry = entry.expect("a file");
+        fs::copy(entry.path(), Path::new(&other).join(entry.file_name())).expect("a copy");
+    }
+    let convert = |model: &str| {
+        let own = ["convert", model, "--data", &at("a.txt"), "--keys", "24", "--length", "96", "--contexts", "1", "--save", &at("small")];
+        termwise(&[&own[..], &["--calibration-length", "96", "--calibration-contexts", "2", "--quiet"]].concat()).assert()
+    };
+    convert(&at("model")).success();
+    convert(&other).failure().stderr(contains("is not empty").and(contains("--overwrite")));
+    convert(&at("model")).success();
     for file in ["run/settings.toml", "run/metrics.jsonl", "run/checkpoints/step-00000010/manifest.json", "notes/a"] {
         assert_eq!(fs::read_to_string(folder.path().join(file)).expect("kept"), "mine", "{file}");
     }
