@@ -4,7 +4,7 @@
     kvp/bin/python bench/kvpress.py MODEL --text rust=code.txt --text books=valid.txt --converted 0.125=small --save kvpress.json
 
 Each context has 2,048 tokens. The loss is that of the 511 predictions from position 1,536 on. Budgets are shares of the 16-bit cache of a
-whole context.
+whole context. "KL 99 %" is the mean over contexts of the 99th percentile over positions.
 
 - Protocol A, for kvpress: full attention over the first 1,536 tokens, then compression to the budget, then the remaining tokens with their
   true positions; their keys are kept in addition to the budget. The prompt is read once for all presses and budgets.
@@ -28,6 +28,8 @@ from transformers.utils.logging import disable_progress_bar
 LENGTH, PROMPT = 2048, 1536
 #: Shares of the 16-bit cache of a whole context.
 RATIOS = (0.5, 0.25, 0.125, 0.0625)
+#: `termwise kv frontier` reads at most this many tokens of a text; so does this program, and both measure the same contexts.
+MOST_TOKENS = 1 << 20
 #: Bits per value of a block of 32 values with a 16-bit scale.
 Q8 = 8.5
 
@@ -54,7 +56,7 @@ def presses(names):
 def contexts(tokenizer, path, count):
     """Contexts spread over the text."""
     ids = torch.tensor(tokenizer.encode(pathlib.Path(path).read_text(errors="replace"), add_special_tokens=False).ids)
-    available = len(ids) // LENGTH
+    available = min(len(ids), MOST_TOKENS) // LENGTH
     if available < count:
         raise SystemExit(f"error: {path} has {available} contexts of {LENGTH} tokens, and {count} are wanted")
     return [ids[i * available // count * LENGTH :][:LENGTH] for i in range(count)]
@@ -125,16 +127,26 @@ def interval(values):
 
 
 def show(found):
-    """A table of the rise: methods by budgets, over all contexts and over the means of texts."""
-    ratios = sorted({row["ratio"] for row in found}, reverse=True)
-    print(f"{'rise of the loss on the last 512 tokens':42}" + "".join(f"{100 * r:>16.2f} %" for r in ratios))
-    for method in dict.fromkeys(row["method"] for row in found):
-        cells = []
-        for ratio in ratios:
-            rows = [row for row in found if (row["method"], row["ratio"]) == (method, ratio)]
-            mean, half = interval([row["rise"] for row in rows]) if rows else (float("nan"), float("nan"))
-            cells.append(f"{mean:9.3f} ± {half:.3f}")
-        print(f"{method:42}" + "".join(f"{cell:>18}" for cell in cells))
+    """One table per budget: loss increase with intervals over contexts and over means of texts, KL, agreement, and the paired difference from
+    termwise."""
+    key = lambda row: (row["text"], row["context"])
+    for ratio in sorted({row["ratio"] for row in found}, reverse=True):
+        rows = {}
+        for row in found:
+            if row["ratio"] == ratio:
+                rows.setdefault(row["method"], {})[key(row)] = row
+        own = rows.get("termwise", {})
+        print(f"\n{100 * ratio:.2f} % of the 16-bit cache, last {LENGTH - 1 - PROMPT} of {LENGTH} tokens, 95 % intervals")
+        print(f"{'method':20}{'MB':>7}{'loss increase':>18}{'over texts':>18}{'KL':>8}{'KL 99 %':>9}{'top-1':>8}{'minus termwise':>24}")
+        for method, measured in rows.items():
+            mean = lambda name: statistics.fmean(row[name] for row in measured.values()) if name in next(iter(measured.values())) else math.nan
+            texts = sorted({text for text, _ in measured})
+            means = [statistics.fmean(row["rise"] for row in measured.values() if row["text"] == text) for text in texts]
+            paired = [row["rise"] - own[place]["rise"] for place, row in measured.items() if place in own] if method != "termwise" else []
+            center, half = interval(paired) if paired else (math.nan, math.nan)
+            cells = ["{:.3f} ± {:.3f}".format(*interval(values)) for values in ([row["rise"] for row in measured.values()], means)]
+            difference = f"{center - half:+.3f} to {center + half:+.3f}" if paired else ""
+            print(f"{method:20}{mean('bytes') / 1e6:7.2f}{cells[0]:>18}{cells[1]:>18}{mean('kl'):8.3f}{mean('kl_99'):9.2f}{mean('top1'):8.3f}{difference:>24}")
 
 
 def main():
