@@ -296,7 +296,7 @@ def convert(
     keys : int, optional
         The same in 16-bit key/value pairs per KV head, on average.
     loss : str or float, optional
-        The largest relative rise of the loss, such as ``"+1%"`` or 0.01.
+        The largest relative loss increase, such as ``"+1%"`` or 0.01.
     contexts, length : int
         Evaluated contexts per text, and their tokens. Default length: 2048 or the context of the model.
     calibration : path or sequence of paths
@@ -362,7 +362,7 @@ def frontier(
     data : path or sequence of paths
         Texts.
     keys : int or sequence of int
-        Budgets, in float32 key/value pairs per KV head.
+        Budgets, in 16-bit key/value pairs per KV head.
     methods : str or sequence of str
         Methods to compare. Default: all.
     contexts, length : int
@@ -370,7 +370,7 @@ def frontier(
     calibration, calibration_contexts, calibration_length
         As for :func:`convert`.
     folder : path, optional
-        Folder for the report. Every measurement is written at once, and the same call resumes.
+        Folder for the report. Every measurement is written immediately, and the same call resumes.
     cache : path, optional
         Folder for tokenized text.
     progress : bool or callable
@@ -422,7 +422,7 @@ def audit(
     contexts, length : int
         Contexts, and their tokens. Default length: 1024 or the context of the original.
     facts : int
-        Recall questions per task and distance.
+        Recall queries per task and distance.
     tokens : int
         Tokens per continuation.
     folder : path, optional
@@ -465,7 +465,7 @@ def atlas(
     progress: Progress = True,
     **settings: Unpack[DataSettings],
 ) -> Result:
-    """Measure how far back each attention head looks.
+    """Measure how far back each attention head attends.
 
     Parameters
     ----------
@@ -476,7 +476,7 @@ def atlas(
     removal : bool
         Also measure the effect of removing the memory of each KV head.
     facts : int, optional
-        With ``removal``: recall questions per KV head.
+        With ``removal``: recall queries per KV head.
     heads : int
         With ``facts``: number of KV heads, those with the largest effect.
     calibration_contexts, calibration_length : int

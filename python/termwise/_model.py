@@ -322,7 +322,7 @@ class Model:
         layers : bool
             Also truncate one layer at a time.
         budget : str or float, optional
-            Relative rise of the loss that the plan may cause, such as ``"1%"``; None for no plan.
+            Largest relative loss increase for the plan, such as ``"1%"``; None for no plan.
         context, queries, length, batch, batches : int
             Context for costs, queries for calibration, tokens per window, windows per batch, and batches (0: all).
         sequential : bool

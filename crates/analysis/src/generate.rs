@@ -25,11 +25,11 @@ use crate::request::Monitor;
 pub struct GenerateRequest {
     /// Model by name; default: the newest run.
     pub model: Option<String>,
-    /// Prompt; default: an empty one, or on builtin data a held-out document with a question.
+    /// Prompt; default: an empty one, or on builtin data a held-out document with a query.
     pub prompt: Option<String>,
     /// File of prompts, in place of `prompt`: one per line, or `.jsonl` with a field `prompt`.
     pub prompts: Option<PathBuf>,
-    /// Largest number of new tokens per prompt; default: 256, or 1 for a question on builtin data.
+    /// Largest number of new tokens per prompt; default: 256, or 1 for a query on builtin data.
     pub max_tokens: Option<usize>,
     /// Sampling of tokens. Prompt n, counted from 0, uses the seed plus n.
     pub sampling: SamplingOptions,

@@ -31,11 +31,11 @@ impl Shape {
     pub fn validate(&self) -> Result<(), Error> {
         let Shape { batch, time, heads, kv_heads, d, e } = *self;
         if batch == 0 || time == 0 || heads == 0 || kv_heads == 0 {
-            return Err(Error::Shape(format!("batch {batch}, time {time}, heads {heads} and kv heads {kv_heads} must all be at least 1")));
+            return Err(Error::Shape(format!("batch {batch}, time {time}, heads {heads} and KV heads {kv_heads} must all be at least 1")));
         }
         if heads % kv_heads != 0 {
             return Err(Error::Shape(format!(
-                "{heads} heads cannot be shared by {kv_heads} kv heads: the first must be a multiple of the second"
+                "{heads} heads cannot be shared by {kv_heads} KV heads: the first must be a multiple of the second"
             )));
         }
         if !(1..=256).contains(&d) || !(1..=256).contains(&e) {

@@ -1,4 +1,4 @@
-//! `termwise`: softmax attention taken apart, term by term.
+//! `termwise`: softmax attention as a Taylor series, each order a recurrent network.
 //!
 //! [`run()`] is the program as a function. A command is arguments → one library call → one result → [`Context::emit`]. The computation and the
 //! documents are in the libraries; this crate contains the command line and the terminal.

@@ -174,7 +174,7 @@ mod tests {
         let tokenizer = crate::Tokenizer::of_json("parity", &parity.tokenizer_json(), None).unwrap_or_else(|error| panic!("{error}"));
         assert_eq!(tokenizer.vocabulary(), parity.vocabulary());
         assert_eq!(tokenizer.encode("0 1 1", true).expect("tokens"), [0, 1, 2, 2]);
-        let error = "held=3".parse::<ParityConfig>().expect_err("no such dial").to_string();
+        let error = "held=3".parse::<ParityConfig>().expect_err("no such option").to_string();
         assert!(error.contains("did you mean `held_out`"), "{error}");
         assert_ne!(parity.fingerprint(), Parity::new("held_out=5".parse().expect("options")).fingerprint());
     }

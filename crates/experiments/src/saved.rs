@@ -169,7 +169,7 @@ pub struct RunsReport {
     pub written: Vec<PathBuf>,
 }
 
-/// Writes a report of runs, or of the results of `reproduce`, whose verdicts are decided again.
+/// Writes a report of runs, or of the results of `reproduce`, whose verdicts are recomputed.
 ///
 /// # Errors
 /// If there are no runs, or if a file cannot be read or written.

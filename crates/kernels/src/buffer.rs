@@ -43,7 +43,7 @@ impl Buffer {
         Ok(Buffer { pages: Some(pages), len })
     }
 
-    /// Sets the length to `len`. Reallocates if the capacity is too small; all values are zero then.
+    /// Sets the length to `len`. Reallocates if the capacity is too small; all values are then zero.
     ///
     /// # Errors
     /// If the system has no memory for them.

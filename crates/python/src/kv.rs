@@ -200,7 +200,7 @@ struct AtlasArguments {
     folder: Option<PathBuf>,
 }
 
-/// Measures how far back each attention head looks.
+/// Measures how far back each attention head attends.
 #[pyfunction]
 pub fn run_atlas(py: Python<'_>, options: &str, callback: Option<&Bound<'_, PyAny>>) -> PyResult<Found> {
     let given: AtlasArguments = parsed(options)?;

@@ -25,7 +25,7 @@ const SAMPLE: f64 = 24.0;
 const INDENT: f64 = 32.0;
 
 impl<'a> Legend<'a> {
-    /// For a figure of this width.
+    /// The legend of these panels, for a figure of this width.
     pub fn of(panels: &'a [Panel], width: f64) -> Legend<'a> {
         let mut legend = Legend { entries: Vec::new() };
         for panel in panels {

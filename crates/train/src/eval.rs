@@ -1,7 +1,7 @@
 //! How well a model predicts text that it has not seen.
 //!
-//! With a stride below the length, windows overlap: each asks for as many tokens as the stride, and shows up to length − stride tokens
-//! before them. A stride equal to the length cuts the text into windows that know nothing of each other.
+//! With a stride below the length, windows overlap: each predicts as many tokens as the stride, with up to length − stride tokens of
+//! context before them. A stride equal to the length splits the text into independent windows.
 
 use std::ops::Range;
 

@@ -170,7 +170,7 @@ pub fn audit(
     tell: Tell,
 ) -> Result<Audit, Error> {
     let Some(first) = contexts.first().filter(|ids| ids.len() > 1) else {
-        return Err(Error::Asked("there is no text to check with; name some with --data".into()));
+        return Err(Error::Asked("no text was given; name some with --data".into()));
     };
     let Options { record, tokenizer, facts, tokens, between } = options;
     let mut audit = Audit { contexts: contexts.len(), length: first.len(), layers: model.config.num_hidden_layers, ..Audit::default() };

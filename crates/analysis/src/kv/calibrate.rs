@@ -115,7 +115,7 @@ pub fn gather(model: &Model, contexts: &[Vec<u32>], file: Option<&Path>, stop: &
     let begun = all.contexts;
     for index in begun..contexts.len() {
         let mut told = |done: u64, of: u64, what: &str| tell(index as u64 * of + done, contexts.len() as u64 * of, what);
-        pass(model, &contexts[index..=index], stop, &mut told, "looking at heads", &mut |_, seen| {
+        pass(model, &contexts[index..=index], stop, &mut told, "calibrating heads", &mut |_, seen| {
             let rows = sampled(index, contexts[index].len(), QUERIES);
             let found: Result<Vec<_>, Error> = (0..g)
                 .into_par_iter()

@@ -118,7 +118,7 @@ impl Method {
             .collect();
         if let Some(unknown) = names.iter().find(|name| METHODS.iter().all(|method| method.name != **name)) {
             let all: Vec<&str> = METHODS.iter().map(|method| method.name).collect();
-            return Err(Error::Asked(format!("there is no method `{unknown}`; there are: {}", all.join(", "))));
+            return Err(Error::Asked(format!("unknown method `{unknown}`; available: {}", all.join(", "))));
         }
         Ok(METHODS.iter().filter(|method| names.is_empty() || names.iter().any(|name| name == method.name)).collect())
     }
@@ -161,7 +161,7 @@ impl Method {
                 "--keys {keys} is too small: the smallest memory of these methods takes {least} keys per KV head; use --keys {least} or more"
             ))),
             Some(keys) => Err(Error::Asked(format!("--keys {keys} is too large: budgets are below {MOST_KEYS} keys per KV head"))),
-            None if keys.is_empty() => Err(Error::Asked(format!("there is no budget; name some with --keys, from {least} on"))),
+            None if keys.is_empty() => Err(Error::Asked(format!("no budget was given; set --keys to {least} or more"))),
             None => Ok(()),
         }
     }
@@ -307,7 +307,7 @@ pub struct Options<'a> {
 
 /// Runs the measurements and calls `show` with each intermediate result. Contexts alternate between texts, and all methods finish a context before the next
 /// one, so every intermediate result can be compared.
-#[allow(clippy::too_many_arguments, reason = "what is measured, how, and who hears of it")]
+#[allow(clippy::too_many_arguments, reason = "model, texts, options and the callback are separate")]
 pub fn run(
     model: &Model,
     prepared: &Prepared,

@@ -63,7 +63,7 @@ pub fn measure(
             };
             removal.kl += whole(&found).mean_kl() / contexts.len() as f64;
             removal.rise += whole(&found).rise() / contexts.len() as f64;
-            tell((index * units + unit + 1) as u64, (contexts.len() * units) as u64, "what heads do to predictions");
+            tell((index * units + unit + 1) as u64, (contexts.len() * units) as u64, "sensitivity of predictions to KV heads");
         }
     }
     Ok(removals)

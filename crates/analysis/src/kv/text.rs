@@ -6,7 +6,7 @@ use termwise_data::Source;
 
 use crate::kv::Error;
 
-/// A text in independent contexts.
+/// A text split into independent contexts.
 #[derive(Clone, Debug)]
 pub struct Text {
     /// Name of the text.

@@ -5,7 +5,7 @@
 /// Values per vector.
 pub const LANES: usize = 8;
 
-/// One vector.
+/// A vector of [`LANES`] values.
 pub type Lane = [f64; LANES];
 
 /// A vector of equal values.

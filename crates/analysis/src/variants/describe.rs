@@ -51,7 +51,7 @@ pub struct Description {
     pub state: State,
     /// Warnings.
     pub warnings: Vec<String>,
-    /// A remark for readers of the paper; empty for none.
+    /// A note for readers of the paper; empty if there is none.
     pub note: String,
 }
 

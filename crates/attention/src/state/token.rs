@@ -99,9 +99,9 @@ pub(crate) struct Token {
     /// Angles [B, pairs], empty without RoPE.
     pub cos: Vec<f32>,
     pub sin: Vec<f32>,
-    /// Filters of the short convolution over q, k and v, channel last [heads, w, dimension]; empty without.
+    /// Filters of the short convolution over q, k and v, channel last [heads, w, dimension]; empty without a convolution.
     pub taps: [Vec<f32>; 3],
-    /// q and k after their norm, [sources, B, channels], empty without.
+    /// q and k after their norm [sources, B, channels]; empty without a norm.
     pub normed: [Vec<f32>; 2],
     /// O and P [B, H].
     pub out: Vec<f32>,

@@ -11,7 +11,7 @@ pub struct Preset {
     pub name: &'static str,
     /// Its variant string.
     pub text: &'static str,
-    /// A remark for readers of the paper; empty for none.
+    /// A note for readers of the paper; empty if there is none.
     pub note: &'static str,
 }
 
@@ -70,7 +70,7 @@ static PRESETS: &[Preset] = &[
     preset("gated_softmax_decay", "exp clamp=5 over=length in out decay=linear norm=layer rope=off", ""),
     preset("linear_elu", "feature=elu scale=1 over=sum", "linear attention"),
     preset("linear_relu", "feature=relu scale=1 over=sum,eps=1e-8", ""),
-    preset("linear_cosine", "feature=l2 scale=1 over=position", "normalised over the head dimension as in the paper; the published code normalises over heads"),
+    preset("linear_cosine", "feature=l2 scale=1 over=position", "normalized over the head dimension as in the paper; the published code normalizes over heads"),
     preset("norm", "exp over=none norm=l2", "short for the paper's Norm"),
     preset("gate", "exp clamp=5 over=length out", "short for the paper's Gate"),
     preset("linear", "feature=identity over=none norm=rms", "order 1 alone, with a norm"),

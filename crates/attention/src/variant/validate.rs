@@ -25,7 +25,7 @@ impl Variant {
         } else if let Some(dim) = dim {
             Some(format!("`dim={dim}` is larger than the head dimension {d} that it projects from; write at most {d}"))
         } else if self.chosen.is_some() && shape.group() > MAX_SHARING_HEADS {
-            Some(format!("at most {MAX_SHARING_HEADS} heads can share heavy hitters, and {} heads share a kv head", shape.group()))
+            Some(format!("at most {MAX_SHARING_HEADS} heads can share heavy hitters, and {} heads share a KV head", shape.group()))
         } else {
             None
         })

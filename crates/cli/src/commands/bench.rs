@@ -78,7 +78,7 @@ pub struct AttentionArgs {
     /// Presets or variant strings, separated by commas, or `all`
     #[arg(long, default_value = "softmax,norm,gate,taylor=0..4", value_name = "LIST")]
     pub variants: String,
-    /// Repetitions; the best counts
+    /// Repetitions; the fastest is reported
     #[arg(long, default_value_t = 10, value_name = "N", value_parser = size(LARGE))]
     pub repeat: usize,
     #[command(flatten)]
@@ -120,7 +120,7 @@ pub struct ChunkArgs {
     /// Longest length
     #[arg(long, default_value_t = 65_536, value_name = "N", value_parser = size(LARGE))]
     pub longest: usize,
-    /// Repetitions; the best counts. Long sequences have fewer
+    /// Repetitions; the fastest is reported. Long sequences have fewer
     #[arg(long, default_value_t = 10, value_name = "N", value_parser = size(LARGE))]
     pub repeat: usize,
     #[command(flatten)]
@@ -157,7 +157,7 @@ pub struct DecodeArgs {
     /// Last position at which the softmax cache is measured; the time to reach it is quadratic
     #[arg(long, default_value_t = 20_000, value_name = "N")]
     pub cache_positions: usize,
-    /// Repetitions; the best counts
+    /// Repetitions; the fastest is reported
     #[arg(long, default_value_t = 10, value_name = "N", value_parser = size(LARGE))]
     pub repeat: usize,
     #[command(flatten)]
@@ -184,7 +184,7 @@ pub struct GemmArgs {
     /// Shapes: M x K x N, separated by commas
     #[arg(long, default_value = "2048x256x256,2048x256x512,2048x512x256,2048x256x4096,1024x1024x1024", value_name = "MxKxN")]
     pub shapes: String,
-    /// Repetitions; the best counts
+    /// Repetitions; the fastest is reported
     #[arg(long, default_value_t = 20, value_name = "N", value_parser = size(LARGE))]
     pub repeat: usize,
     #[command(flatten)]
@@ -236,7 +236,7 @@ pub struct StepArgs {
     /// Precision of linear layers and products of attention: f32 or bf16
     #[arg(long, default_value = "f32", value_name = "TYPE")]
     pub precision: Precision,
-    /// Measured steps; the best counts
+    /// Measured steps; the fastest is reported
     #[arg(long, default_value_t = 10, value_name = "N", value_parser = size(LARGE))]
     pub repeat: usize,
     #[command(flatten)]

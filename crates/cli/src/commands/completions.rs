@@ -113,8 +113,7 @@ fn man_pages(args: &PageOptions, context: &mut Context) -> Result<Exit, Failure>
     let mut found = &program;
     for name in &args.command {
         let known = || found.get_subcommands().map(clap::Command::get_name).collect::<Vec<_>>().join(", ");
-        found =
-            found.find_subcommand(name).ok_or_else(|| Failure::usage(format!("there is no command `{name}`; known are {}", known())))?;
+        found = found.find_subcommand(name).ok_or_else(|| Failure::usage(format!("unknown command `{name}`; available: {}", known())))?;
     }
     let name = found.get_display_name().unwrap_or("termwise").to_owned();
     let mut text = Vec::new();

@@ -96,7 +96,7 @@ pub struct PrepareArgs {
 
 /// Print the rows of batches as text or as tokens
 ///
-/// Without a source: documents of the synthetic associative-recall language, with facts such as `k12 v7`, words such as `w3`, and questions
+/// Without a source: documents of the synthetic associative-recall language, with facts such as `k12 v7`, words such as `w3`, and queries
 /// such as `? k12 v7`. With `--data builtin:parity`: bits, and the parity after each bit.
 #[derive(Debug, Args)]
 #[command(after_help = "\
@@ -114,7 +114,7 @@ pub struct ShowArgs {
     /// Seed of the run
     #[arg(long, default_value_t = 1, value_name = "N")]
     pub seed: u64,
-    /// Number of the first batch
+    /// Index of the first batch
     #[arg(long, default_value_t = 0, value_name = "N")]
     pub index: u64,
     /// Number of batches

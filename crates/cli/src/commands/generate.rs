@@ -24,7 +24,7 @@ use crate::error::{Exit, Failure};
 #[command(after_help = "\
 Examples:
   termwise generate                                                    the newest run in runs/
-  termwise generate runs/first --prompt \"k3 v7 k9 v1 ? k3\"            builtin data: two facts and a question
+  termwise generate runs/first --prompt \"k3 v7 k9 v1 ? k3\"            builtin data: two facts and a query
   termwise generate path/to/model --prompt \"Once upon a time\"
   termwise generate path/to/model --prompt Once --temperature 0.8 --top-p 0.9 --seed 7 --stop \"\\n\\n\"
   termwise generate path/to/model --prompt Once --order 4              softmax truncated at order 4: constant memory
@@ -41,13 +41,13 @@ pub struct GenerateArgs {
     /// Model folder, run, checkpoint or hf://OWNER/NAME[@REVISION] [default: the newest run in runs/]
     #[arg(value_name = "MODEL")]
     pub model: Option<String>,
-    /// Prompt [default: an empty one; on builtin data a held-out document with a question]
+    /// Prompt [default: an empty one; on builtin data a held-out document with a query]
     #[arg(long, value_name = "TEXT", conflicts_with = "prompts", allow_hyphen_values = true)]
     pub prompt: Option<String>,
     /// File of prompts: one per line, or .jsonl with a field `prompt`
     #[arg(long, value_name = "FILE")]
     pub prompts: Option<PathBuf>,
-    /// Largest number of new tokens per prompt; 0 reads the prompt only [default: 256, or 1 for a question on builtin data]
+    /// Largest number of new tokens per prompt; 0 reads the prompt only [default: 256, or 1 for a query on builtin data]
     #[arg(long, value_name = "N")]
     pub max_tokens: Option<usize>,
     /// Sampling temperature; 0: greedy

@@ -90,7 +90,7 @@ pub struct ConvertArgs {
     /// Budget as 16-bit key/value pairs per KV head, on average
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..1 << 30))]
     pub keys: Option<u64>,
-    /// Budget as the largest relative rise of the loss, as in +1%
+    /// Budget as the largest relative loss increase, as in +1%
     #[arg(long, value_name = "SHARE")]
     pub loss: Option<Share>,
     /// Evaluated contexts per text
@@ -117,7 +117,7 @@ impl ConvertArgs {
             (Some(bytes), ..) => Budget::Bytes(bytes),
             (_, Some(keys), _) => Budget::Keys(keys),
             (.., Some(Share(share))) => Budget::Loss(share),
-            _ => return Err(Failure::usage("one of --bytes, --keys and --loss is needed")),
+            _ => return Err(Failure::usage("one of --bytes, --keys and --loss is required")),
         };
         Ok(ConvertOptions {
             model: self.input.model.clone(),
@@ -142,7 +142,7 @@ pub fn convert(args: &ConvertArgs, context: &mut Context) -> Result<Exit, Failur
     Ok(Exit::Success)
 }
 
-/// Measure how far back each attention head looks
+/// Measure how far back each attention head attends
 ///
 /// For every head: the attention mass on far keys and on the first keys, the mean distance, and the standard deviation and maximum of far
 /// scores. With --removal: KL, loss and recall of the model when one KV head keeps only a short window.
@@ -157,7 +157,7 @@ pub struct AtlasArgs {
     /// Measure the effect of removing the memory of each KV head
     #[arg(long)]
     pub removal: bool,
-    /// With --removal: recall questions per KV head
+    /// With --removal: recall queries per KV head
     #[arg(long, value_name = "N", requires = "removal", value_parser = super::size(4096))]
     pub facts: Option<usize>,
     /// With --facts: number of KV heads, those with the largest effect
@@ -192,7 +192,7 @@ Examples:
   termwise kv frontier path/to/llama --data book.txt --data news.txt --calibration book.txt --keys 64,128 --contexts 12 --out frontier
   termwise kv frontier path/to/llama --data book.txt --methods window,\"heavy hitters\",\"8 bits per head\" --out frontier
 
-With --out every measurement is written at once (frontier.jsonl, frontier.json). After Ctrl-C the same command resumes, also with more contexts,
+With --out every measurement is written immediately (frontier.jsonl, frontier.json). After Ctrl-C the same command resumes, even with more contexts,
 budgets or methods.")]
 pub struct FrontierArgs {
     #[command(flatten)]
@@ -257,7 +257,7 @@ pub struct AuditArgs {
     /// Contexts
     #[arg(long, value_name = "N", default_value_t = 2, value_parser = super::size(4096))]
     pub contexts: usize,
-    /// Recall questions per task and distance
+    /// Recall queries per task and distance
     #[arg(long, value_name = "N", default_value_t = 4, value_parser = super::size(4096))]
     pub facts: usize,
     /// Tokens per continuation

@@ -13,7 +13,7 @@ use crate::error::{Exit, Failure};
 /// Make an HTML report of runs, or render a saved result
 ///
 /// Runs that differ only in their seed are grouped: curves with bands, means with deviations. The report is one HTML file; figures are
-/// written next to it as SVG, PNG and CSV. The verdicts of a results.json of `termwise reproduce` are decided again by the rules of this
+/// written next to it as SVG, PNG and CSV. The verdicts of a results.json of `termwise reproduce` are recomputed with the rules of this
 /// version. Any other saved result (--json or --out of a command) is printed, or written with --out.
 #[derive(Debug, Args)]
 #[command(after_help = "\

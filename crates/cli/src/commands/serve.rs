@@ -32,10 +32,14 @@ pub struct ServeArgs {
 
 pub fn run(args: &ServeArgs, context: &mut Context) -> Result<Exit, Failure> {
     let server = Server::open(&args.folder, args.port)?;
-    let stop = stop_on_interrupt("closing the page");
+    let stop = stop_on_interrupt("stopping the server");
     writeln!(context.out, "{}", server.address())?;
     context.out.flush()?;
-    tell(&format!("{} in {}; open the address in a browser, Ctrl-C ends", counted(server.runs(), "run"), args.folder.display()));
+    tell(&format!(
+        "{} in {}; open the address in a browser; Ctrl-C stops the server",
+        counted(server.runs(), "run"),
+        args.folder.display()
+    ));
     context.pool()?.install(|| server.run(&stop));
     Ok(Exit::Success)
 }

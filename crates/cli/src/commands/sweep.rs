@@ -28,7 +28,7 @@ Examples:
   termwise sweep recall.toml --submit slurm --dry-run       print the job script
 
 A file:
-  metric = \"held_out.recall.loss\"     # the smaller the better [default: held_out.loss]
+  metric = \"held_out.recall.loss\"     # lower is better [default: held_out.loss]
 
   [base]                              # settings as for `termwise train --config`, or base = \"FILE\"
   model = \"tiny\"

@@ -60,7 +60,7 @@ pub struct EncodeArgs {
     pub tokenizer: String,
     /// Text [default: standard input]
     pub text: Option<String>,
-    /// Leave out special tokens such as <s> at the start
+    /// Omit special tokens such as <s> at the start
     #[arg(long)]
     pub no_special_tokens: bool,
     /// End-of-text token [default: that of the tokenizer]
@@ -80,7 +80,7 @@ pub struct DecodeArgs {
     /// Token ids [default: standard input]
     #[arg(value_name = "ID")]
     pub ids: Vec<u32>,
-    /// Leave special tokens out
+    /// Omit special tokens
     #[arg(long)]
     pub skip_special_tokens: bool,
     /// End-of-text token [default: that of the tokenizer]

@@ -94,11 +94,11 @@ impl LanguageConfig {
         if self.facts > self.keys {
             return refuse(
                 "facts",
-                format!("is {} and there are {} keys; a document states a key once, so have as many keys", self.facts, self.keys),
+                format!("is {} and there are {} keys; a document states a key once, so use at least as many keys", self.facts, self.keys),
             );
         }
         if self.branching > self.words {
-            return refuse("branching", format!("is {} and there are {} words; have as many words", self.branching, self.words));
+            return refuse("branching", format!("is {} and there are {} words; use at least as many words", self.branching, self.words));
         }
         if self.updates > self.facts {
             let problem = format!("is {} and there are {} facts; a fact is stated once more at most", self.updates, self.facts);

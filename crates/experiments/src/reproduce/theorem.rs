@@ -10,9 +10,9 @@ use super::scale::Scale;
 use crate::Error;
 use crate::separation::{self, Bridge, BridgePoint, Network, Point, Reference, Series, Sweep};
 
-/// A network that tells inputs apart succeeds at least so often.
+/// Lowest success rate of a network that distinguishes the inputs.
 const SUCCEEDS: f64 = 0.9;
-/// One that does not succeeds at most so often.
+/// Highest success rate of a network that does not.
 const FAILS: f64 = 0.1;
 /// The order found over ln n / ln(1 + a_1), at the largest n.
 const RATIO: (f64, f64) = (0.5, 2.0);

@@ -201,7 +201,7 @@ pub struct StateValues<'a> {
 }
 
 impl<'a> StateValues<'a> {
-    /// The state of a group, in the memory of its task or among those of its kv head.
+    /// The state of a group, in the memory of its task or in that of its KV head.
     pub fn of(group: &ChunkGroup, c: &Chunks, values: &'a mut [f32]) -> StateValues<'a> {
         let (rows, at) = (group.basis.rows(), if c.has_states() { group.at } else { 0 });
         let (h, z) = values[at..at + group.len].split_at_mut(rows * c.plan.ep);

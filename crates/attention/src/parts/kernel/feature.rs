@@ -105,7 +105,7 @@ impl Part for Feature {
         word: "feature",
         usage: "feature=elu|relu|l2|identity|hedgehog",
         formula: "w = scale · φ(q)·φ(k), φ = elu(x)+1, max(x, 0), x/‖x‖, x or softmax([2(Wx+b), −2(Wx+b)])",
-        about: "Linear attention with a feature map; that of hedgehog is learned, per head for q and per kv head for k.",
+        about: "Linear attention with a feature map; that of hedgehog is learned, per head for q and per KV head for k.",
         examples: &["elu", "relu", "l2", "identity", "hedgehog"],
     };
 
