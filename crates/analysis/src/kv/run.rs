@@ -16,7 +16,7 @@ use crate::kv::frontier::{self, ALL, Frontier, Method};
 use crate::kv::journal::{Journal, digest};
 use crate::kv::kinds::{Kind, key_bytes};
 use crate::kv::recall::Facts;
-use crate::kv::record::{self, Record};
+use crate::kv::record::Record;
 use crate::kv::text::PROBE_LENGTH;
 use crate::kv::{Cutting, Error, Named, Texts};
 use crate::request::{Monitor, TextOptions, WINDOW, tokenizer_of};
