@@ -19,10 +19,14 @@ import json
 import math
 import pathlib
 import statistics
+import sys
+
+# This file has the name of the package: without this line, `import kvpress` would find it instead.
+sys.path[:] = [place for place in sys.path if pathlib.Path(place).resolve() != pathlib.Path(__file__).resolve().parent]
 
 import torch
 from tokenizers import Tokenizer
-from transformers import AutoModelForCausalLM, DynamicCache
+from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
 from transformers.utils.logging import disable_progress_bar
 
 LENGTH, PROMPT = 2048, 1536
@@ -160,6 +164,10 @@ def main():
     parser.add_argument("--save", type=pathlib.Path, required=True, metavar="FILE")
     options = parser.parse_args()
     disable_progress_bar()
+    width = AutoConfig.from_pretrained(options.model).head_dim
+    if width % 32:
+        options.methods = [name for name, _, q8 in presses(options.methods) if not q8]
+        print(f"left out: methods with +q8, because blocks of 32 values do not divide the head dimension {width}")
     found = json.loads(options.save.read_text())["rows"] if options.save.exists() else []
     done = {(row["method"], row["ratio"], row["text"], row["context"]) for row in found}
     tokenizer = Tokenizer.from_file(f"{options.model}/tokenizer.json")

@@ -1,7 +1,11 @@
 """``audit_cache`` has nothing to say of the caches of Transformers, and finds each class of fault that is put into one."""
 
+import os
+import subprocess
+import sys
+
 import pytest
-from conftest import need
+from conftest import ROOT, need
 
 try:
     import torch
@@ -151,3 +155,13 @@ def test_bad_arguments_are_refused(model, ids):
     with pytest.raises(ValueError, match="at least 4 tokens"):
         hf.audit_cache(model, make, ids[:2])
     assert issubclass(termwise.InputError, ValueError)
+
+
+def test_bench_kvpress_imports_the_package_and_not_itself(tmp_path):
+    """`python bench/kvpress.py` puts its folder first on the path, and the file has the name of the package."""
+    (tmp_path / "kvpress.py").write_text("def SnapKVPress(compression_ratio):\n    return compression_ratio\n")
+    script = ROOT / "bench" / "kvpress.py"
+    code = f"import runpy; [(_, make, _)] = runpy.run_path({str(script)!r})['presses'](['SnapKV']); print(make(0.25))"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(script.parent), str(tmp_path)])}
+    found = subprocess.run([sys.executable, "-c", code], env=environment, cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "0.25"
