@@ -92,7 +92,7 @@ impl<R: Real> Layer<R> {
             let n = spec.values(rows);
             let (mean, spread) = match spec.aux.kind {
                 AuxKind::NormWeight | AuxKind::Coefficients | AuxKind::QNorm | AuxKind::KNorm => (1.0, 0.3),
-                // A given decay is the log of what stays at each step.
+                // A given decay is the log of the decay factor per step.
                 AuxKind::DecayGate if heads.iter().any(|head| matches!(head.decay, Some(Decay::GivenDecay(_)))) => (-0.3, 0.2),
                 AuxKind::DecayRate => (-1.0, 0.3),
                 AuxKind::NormBias => (0.0, 0.3),

@@ -102,7 +102,7 @@ impl Documented for DecodeBench {
             let share = Cell::Amount(row.share_of_sweep, Unit::Percent);
             table.rows.push(std::iter::once(Cell::code(&row.variant)).chain(sizes).chain(times).chain([share]).collect());
         }
-        let plain = "Plain: one thread reads, changes and writes as many bytes. Times are the best of several.";
+        let plain = "Plain: one thread reads, changes and writes the same number of bytes. Times are the best of several.";
         let mut sections = Vec::new();
         if !self.curve.is_empty() {
             let mut curve = Table::new("", ["variant", "position", "µs per token", "bytes kept"]);
@@ -114,7 +114,7 @@ impl Documented for DecodeBench {
                     Cell::count(point.bytes),
                 ]);
             }
-            sections.push(Section::new("Time of a token by position", vec![Block::table("curve", curve)]));
+            sections.push(Section::new("Time per token by position", vec![Block::table("curve", curve)]));
         }
         Document {
             title: "One token at a time with a constant state".into(),

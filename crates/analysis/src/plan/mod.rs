@@ -349,7 +349,7 @@ fn assumptions(place: &Place, options: &Options, training: &Training) -> Vec<Str
             100.0 * bandwidth_share
         ));
     }
-    if training.hardware.iter().any(|hardware| hardware.name != hardware::HERE) {
+    if training.hardware.iter().any(|hardware| hardware.name != hardware::LOCAL) {
         list.push("fractions of data sheet peaks apply to models large enough to fill the machine; small models reach far less".to_owned());
     }
     list.extend(training.assumptions.iter().cloned());

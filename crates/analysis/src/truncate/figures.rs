@@ -121,13 +121,13 @@ impl Report {
         Chart { title: "Loss".into(), x, y: Axis::new("nats per token", Scale::Linear, Unit::Number), layers }
     }
 
-    /// The rise of the loss with one layer truncated, per layer and order.
+    /// The loss increase with one layer truncated, per layer and order.
     pub fn map_figure(&self) -> Option<Figure> {
         let (map, uncut) = (self.map.as_ref()?, self.uncut_loss()?);
         let rise = |found: Option<&Measured>| Some(found?.loss? - uncut);
         let row = |row: &Vec<Measured>| (0..map.orders.len()).map(|i| rise(row.get(i))).collect();
         let heat = HeatMap {
-            title: format!("Rise of the loss, nats per token, {}", map.coefficients),
+            title: format!("Loss increase, nats per token, {}", map.coefficients),
             x: Names::new("order", map.orders.iter().map(usize::to_string)),
             y: Names::count("layer", map.layers.len()),
             values: map.layers.iter().map(row).collect(),
@@ -135,7 +135,7 @@ impl Report {
             range: None,
             unit: Unit::Number,
         };
-        let description = format!("Rise of the loss with one layer truncated, {} layers by {} orders.", map.layers.len(), map.orders.len());
+        let description = format!("Loss increase with one layer truncated, {} layers by {} orders.", map.layers.len(), map.orders.len());
         Some(Figure { title: "One layer truncated".into(), description, panels: vec![heat.into()] })
     }
 

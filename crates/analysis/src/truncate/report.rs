@@ -154,7 +154,7 @@ pub struct PlannedCut {
     pub kv_head: usize,
     /// p
     pub order: usize,
-    /// Rise of the loss on the tuning text with this truncation alone.
+    /// Loss increase on the tuning text with this truncation alone.
     pub increase: f64,
     /// Bytes that it saves at the context.
     pub saved: u64,

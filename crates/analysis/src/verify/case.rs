@@ -1,4 +1,4 @@
-//! What was compared, what came out, and how it is printed.
+//! The compared quantities, their errors, and the printed table.
 
 use serde::{Deserialize, Serialize};
 use termwise_report::{Block, Cell, Document, Documented, Section, Table, Tone, Unit as Amount};
