@@ -302,7 +302,7 @@ fn run_worker(settings: &Settings, source: &dyn Source, options: &RunOptions) ->
 
 /// Whether an entry of a run's directory is part of the run.
 fn is_run_file(name: &str) -> bool {
-    let files = [SETTINGS, provenance::FILE, METRICS, metrics::LATER, WARNINGS, LOCK, replace::MARKER, "checkpoints"];
+    let files = [SETTINGS, provenance::FILE, METRICS, metrics::LATER_METRICS, WARNINGS, LOCK, replace::MARKER, "checkpoints"];
     // Temporary files of these.
     let own = name.strip_prefix('.').and_then(|name| name.strip_suffix(".part")).unwrap_or(name);
     files.contains(&own) || name.contains(".tfevents.") || own.starts_with("nonfinite-step-")
@@ -331,10 +331,10 @@ fn undo(folder: &Path, created: bool) {
 }
 
 /// Exit code of a run that was stopped and left a checkpoint: that of an interrupt (SIGINT).
-pub const STOPPED: u8 = 130;
+pub const EXIT_INTERRUPTED: u8 = 130;
 
 /// Exit code if another process is working in the run's directory: `EX_TEMPFAIL`, try again later.
-pub const LOCKED: u8 = 75;
+pub const EXIT_LOCKED: u8 = 75;
 
 const LOCK: &str = "run.lock";
 
@@ -373,7 +373,7 @@ fn begin(settings: &Settings, source: &dyn Source, options: &RunOptions, checkpo
     }
     if state.source != source.fingerprint() {
         let differences = settings.differing(&before, Effect::Data);
-        return Err(Error::DataDiffers { checkpoint: path, asked: source.fingerprint(), found: state.source, differences });
+        return Err(Error::DataDiffers { checkpoint: path, requested: source.fingerprint(), found: state.source, differences });
     }
     let warnings = skipped.iter().map(|error| format!("{error}; resuming from {} instead", path.display())).collect();
     Ok((Begin { learner, state, checkpoint: Some(path) }, warnings))
