@@ -255,7 +255,7 @@ fn unknown_experiments_are_named() {
 /// Finishes every run immediately with a loss that depends on the attention, and counts runs.
 struct MadeUp {
     ran: Mutex<Vec<String>>,
-    /// Runs until the command is asked to stop.
+    /// Runs until a stop is requested.
     most: usize,
 }
 
@@ -467,7 +467,10 @@ fn tables_in_the_documentation_are_made_by_the_program() {
         let results = Results::read(&folder.join("results.json")).unwrap_or_else(|error| panic!("{error}"));
         let made = reproduce::page(&results, Some(&folder)).to_markdown_without_figures();
         let there = std::fs::read_to_string(folder.join("results.md")).expect("the page");
-        assert!(made == there, "make it again: termwise report docs/results/{name}/results.json --markdown docs/results/{name}/results.md");
+        assert!(
+            made == there,
+            "regenerate it with: termwise report docs/results/{name}/results.json --markdown docs/results/{name}/results.md"
+        );
         results
     });
     // All runs have finished, and the program declares all of them.

@@ -1,4 +1,4 @@
-//! Hostile clients of the real server on the loopback address: none ends it, none keeps others waiting, and memory stays bounded.
+//! Hostile clients of the real server on the loopback address: none can stop it or block other clients, and memory stays bounded.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpStream};
