@@ -9,7 +9,7 @@ use termwise_analysis::kv::{self, AtlasOptions, AuditOptions, ConvertOptions, Fr
 use termwise_analysis::plan::parse_bytes;
 use termwise_base::files::write_whole;
 use termwise_report::to_json;
-use termwise_train::log::tell;
+use termwise_train::log::print_line;
 
 use super::settings::{DataSettings, ModelArgs};
 use crate::context::{Context, Output, Print};
@@ -137,7 +137,7 @@ pub fn convert(args: &ConvertArgs, context: &mut Context) -> Result<Exit, Failur
     let output = Output { out: args.save.clone(), print: args.print };
     context.emit(&found, &output)?;
     if let Some(to) = options.save.filter(|_| !args.print.quiet) {
-        tell(&format!("saved: {}", to.display()));
+        print_line(&format!("saved: {}", to.display()));
     }
     Ok(Exit::Success)
 }

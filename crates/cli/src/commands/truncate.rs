@@ -7,7 +7,7 @@ use termwise_analysis::plan::parse_count;
 use termwise_analysis::truncate::{self, Budget, Choice, Options, Request};
 use termwise_base::files::write_whole;
 use termwise_report::to_json;
-use termwise_train::log::tell;
+use termwise_train::log::print_line;
 
 use super::settings::ModelArgs;
 use crate::context::{Context, Output};
@@ -142,7 +142,7 @@ pub fn run(args: &TruncateArgs, context: &mut Context) -> Result<Exit, Failure> 
         return Err(error.into());
     }
     if let Some(to) = args.save.as_ref().filter(|_| !quiet && !silent) {
-        tell(&format!("saved: {}", to.display()));
+        print_line(&format!("saved: {}", to.display()));
     }
     Ok(Exit::stopped(stopped))
 }
