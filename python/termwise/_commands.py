@@ -304,7 +304,7 @@ def convert(
     calibration_contexts, calibration_length : int
         Calibration contexts over all texts, and their tokens.
     granularity : {"head", "layer"}
-        What has a memory of its own: every KV head, or every layer.
+        Unit of allocation: one kind of memory per KV head or per layer.
     save : path, optional
         Folder of the converted model, its report and finished measurements, from which the same call resumes.
     overwrite : bool
