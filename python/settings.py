@@ -50,7 +50,7 @@ def page(rows: list[tuple[str, str, str, str]]) -> str:
     others = [row for row in rows if row not in data]
     return (
         HEAD
-        + '\nclass DataSettings(TypedDict, total=False):\n    """Settings of data that functions accept as keywords, besides ``data``."""\n\n'
+        + '\nclass DataSettings(TypedDict, total=False):\n    """Data settings that functions accept as keywords, in addition to ``data``."""\n\n'
         + fields(data)
         + '\n\n\nclass Settings(DataSettings, total=False):\n    """Settings of training, the keywords of :func:`termwise.train`."""\n\n'
         + fields(others)

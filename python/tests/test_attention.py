@@ -187,7 +187,7 @@ def test_nonpositive_denominators_cause_a_warning():
         (lambda a: a.update(q="text"), (TypeError, ValueError), ""),
         (lambda a: a.update(variant="sofmax"), ValueError, "softmax"),
         (lambda a: a.update(variant="softmax out"), TypeError, "out_gate [batch, time, 2]"),
-        (lambda a: a.update(out_gate=a["q"]), TypeError, "no inputs besides q, k and v"),
+        (lambda a: a.update(out_gate=a["q"]), TypeError, "no inputs other than q, k and v"),
         (lambda a: a.update(variant="softmax out", out_gate=a["q"]), ValueError, "expected 20 values, found 80"),
         (lambda a: a.update(lengths=[1, 6]), ValueError, "length 6"),
         (lambda a: a.update(lengths=[1.5, 2]), ValueError, "non-negative integers"),

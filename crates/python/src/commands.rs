@@ -39,10 +39,10 @@ fn training(error: Error) -> PyErr {
     }
 }
 
-/// Runs the program with the arguments `args` and returns its exit code; `again` is the command that starts it for child processes.
+/// Runs the program with the arguments `args` and returns its exit code; `respawn_argv` is the command that starts it in child processes.
 #[pyfunction]
-pub fn main(py: Python<'_>, args: Vec<OsString>, again: Vec<OsString>) -> u8 {
-    py.detach(|| termwise::run(args, Some(again)))
+pub fn main(py: Python<'_>, args: Vec<OsString>, respawn_argv: Vec<OsString>) -> u8 {
+    py.detach(|| termwise::run(args, Some(respawn_argv)))
 }
 
 /// Every setting of training: name, type (count, number, switch, text, list or attention), group and description.

@@ -15,7 +15,7 @@ from .variant import VARIANT
 
 
 class Extra(NamedTuple):
-    """A projection or parameter besides those of q, k and v."""
+    """A projection or parameter other than those of q, k and v."""
 
     #: Name in the engine, and in checkpoints.
     name: str

@@ -108,7 +108,7 @@ impl State {
     }
 }
 
-/// Describes these names or expressions, compared with all presets and with each other.
+/// Describes these names or variant strings, compared with all presets and with each other.
 pub fn describe(texts: &[&str], sizes: Sizes) -> Result<Vec<Description>, Error> {
     let variants = texts.iter().map(|text| text.parse::<Variant>()).collect::<Result<Vec<_>, _>>()?;
     let classes = of_presets();

@@ -84,13 +84,13 @@ The same command resumes after Ctrl-C. Calibration and allocation use the first 
 pub struct ConvertArgs {
     #[command(flatten)]
     pub input: ModelArgs,
-    /// Budget in bytes per sequence, as in 8MB
+    /// Budget in bytes per sequence, such as 8MB
     #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
     pub bytes: Option<u64>,
     /// Budget as 16-bit key/value pairs per KV head, on average
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..1 << 30))]
     pub keys: Option<u64>,
-    /// Budget as the largest relative loss increase, as in +1%
+    /// Budget as the largest relative loss increase, such as +1%
     #[arg(long, value_name = "SHARE")]
     pub loss: Option<Share>,
     /// Evaluated contexts per text

@@ -29,7 +29,7 @@ pub struct ShareArgs {
     /// With --submit: jobs [default: number of unfinished runs, at most 16]
     #[arg(long, requires = "submit", value_name = "N", value_parser = size(100_000))]
     pub jobs: Option<usize>,
-    /// With --submit: option of sbatch, as in --sbatch=--partition=long; may be repeated
+    /// With --submit: option of sbatch, such as --sbatch=--partition=long; may be repeated
     #[arg(long, requires = "submit", value_name = "OPTION", allow_hyphen_values = true)]
     pub sbatch: Vec<String>,
 }

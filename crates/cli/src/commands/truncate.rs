@@ -49,7 +49,7 @@ pub struct TruncateArgs {
     /// Skip truncating one layer at a time
     #[arg(long)]
     pub no_map: bool,
-    /// Largest relative loss increase for the plan, as in 1%
+    /// Largest relative loss increase for the plan, such as 1%
     #[arg(long, value_name = "SHARE", default_value = "1%")]
     pub budget: Budget,
     /// Skip the plan

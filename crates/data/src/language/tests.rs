@@ -201,7 +201,7 @@ fn the_best_loss_is_that_of_the_best_predictor() {
 #[test]
 fn a_language_of_few_tokens_has_the_loss_found_by_hand() {
     // One fact of one key, always stated at once, then always questions: key, value, ?, key, answer. Only the value is open, 1 of 4;
-    // the key of the question has no label, so there are 3 labels besides the answer.
+    // the key of the question has no label, so there are 3 labels in addition to the answer.
     let language = language("facts=1 keys=1 values=4 fact_rate=1 question_rate=1 length=5");
     let best = language.best_loss().expect("a known entropy");
     assert!((best.all - 4f64.ln() / 4.0).abs() < 1e-12 && (best.rest - 4f64.ln() / 3.0).abs() < 1e-12, "{best:?}");

@@ -247,7 +247,7 @@ settings! {
     }
     "Data" {
         Data data: Vec<String> = ["builtin"], "Files, folders, globs, hf://datasets/…, or a synthetic task: builtin (associative recall), parity, mqar, mqar-mini or s5; may be repeated";
-        Data language: String = "", "Options of a synthetic task, as in \"facts=20 keys=128\"";
+        Data language: String = "", "Options of a synthetic task, such as \"facts=20 keys=128\"";
         Data tokenizer: String = "bytes", "bytes, a tokenizer.json, or a folder that contains one";
         #[serde(skip_serializing_if = "Option::is_none")]
         Data end_of_document: Option<String> = _, "Token that ends a document; default: the tokenizer's own";

@@ -31,7 +31,7 @@ ScoreMod = Callable[..., Tensor]
 def refusal(variant: Variant) -> str | None:
     """Why FlexAttention does not compute a variant; None if it does."""
     if variant.write is not None:
-        return "a write rule reads what it has written before, position by position"
+        return "a write rule depends on its own earlier writes, position by position"
     if variant.decay is not None and (variant.decay != "fixed" or variant.decay_by_channel):
         return "the decay depends on the input: its gradient would go through a captured tensor"
     for score_fn in (variant.near, variant.far):
