@@ -227,7 +227,7 @@ fn runs_differ_by_attention_and_seed_alone() {
 }
 
 #[test]
-fn text_comes_with_the_laptop_and_the_paper() {
+fn text_tasks_are_at_the_laptop_and_paper_scales() {
     let tasks = |scale, data: &[&str]| {
         let declared = declared(scale, &["e1", "e5"], data);
         declared

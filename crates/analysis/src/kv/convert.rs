@@ -425,7 +425,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn shares_are_read_as_people_write_them() {
+    fn shares_are_percentages_or_fractions() {
         for (text, share) in [("+1%", 0.01), ("1%", 0.01), ("0.02", 0.02), ("+0.5%", 0.005)] {
             assert!(text.parse::<Share>().is_ok_and(|found| (found.0 - share).abs() < 1e-12), "{text}");
         }

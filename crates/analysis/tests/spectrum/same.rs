@@ -87,7 +87,7 @@ fn all_rows_can_be_requested_in_two_ways() {
 }
 
 #[test]
-fn windows_know_nothing_of_each_other() {
+fn windows_are_independent() {
     // So many short windows that they run in several batches, the last one not full.
     let model = model(&quoted("softmax"), 2, 0.5);
     let one = texts(&[40]);

@@ -99,7 +99,7 @@ fn every_command_calls_models_by_the_same_names() {
 }
 
 #[test]
-fn runs_say_which_build_made_them() {
+fn runs_record_their_build() {
     let folder = tempfile::tempdir().expect("a folder");
     let here = folder.path();
     train(here, "first");

@@ -368,7 +368,7 @@ fn invalid_options_are_rejected_with_a_remedy() {
 }
 
 #[test]
-fn documents_are_text_that_leads_back_to_them() {
+fn documents_round_trip_through_text() {
     let language = language("length=64 facts=5 keys=16 values=9 words=7");
     let tokenizer = language.tokenizer().unwrap_or_else(|error| panic!("{error}"));
     assert_eq!(tokenizer.vocabulary(), language.vocabulary());
