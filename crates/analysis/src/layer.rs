@@ -258,17 +258,17 @@ fn plan(heads: &[Variant], shape: &Shape, rope: &Rope) -> Result<Planned, Error>
 /// A shape in the symbols of the legend.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Sizes {
-    /// B
+    /// Batch rows, B.
     pub batch: usize,
-    /// T
+    /// Positions, T.
     pub time: usize,
-    /// H
+    /// Query heads, H.
     pub heads: usize,
-    /// G
+    /// KV heads, G.
     pub kv_heads: usize,
-    /// d
+    /// Head dimension of q and k, d.
     pub d: usize,
-    /// e
+    /// Head dimension of v, e.
     pub e: usize,
 }
 

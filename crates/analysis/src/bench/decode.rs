@@ -76,7 +76,7 @@ pub struct DecodeRow {
     pub variant: String,
     /// d = e
     pub head_dim: usize,
-    /// H
+    /// Query heads, H.
     pub heads: usize,
     /// Bytes of the state buffers.
     pub state_bytes: usize,

@@ -5,11 +5,11 @@ use crate::Error;
 /// B rows, H heads, T positions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AttentionShape {
-    /// B
+    /// Batch rows, B.
     pub batch: usize,
-    /// H
+    /// Query heads, H.
     pub heads: usize,
-    /// T
+    /// Positions, T.
     pub time: usize,
 }
 

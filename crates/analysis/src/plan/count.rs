@@ -40,7 +40,7 @@ pub const TILE: usize = 128;
 /// Sizes of a layer's attention.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sizes {
-    /// G
+    /// KV heads, G.
     pub kv_heads: usize,
     /// d = e
     pub d: usize,

@@ -91,9 +91,9 @@ impl Default for Options {
 pub struct Plan {
     /// Sizes and parameters.
     pub model: Model,
-    /// T
+    /// Context length in tokens, T.
     pub context: u64,
-    /// B
+    /// Batch rows, B.
     pub batch: u64,
     /// Positions of a chunk.
     pub chunk: u64,

@@ -9,9 +9,9 @@ use termwise_model::Config;
 pub struct Heads {
     /// Layers.
     pub layers: usize,
-    /// H
+    /// Query heads, H.
     pub heads: usize,
-    /// G
+    /// KV heads, G.
     pub kv_heads: usize,
     /// d = e
     pub d: usize,

@@ -80,7 +80,7 @@ pub struct Curve {
 /// The loss at one order.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Point {
-    /// p
+    /// Truncation order p.
     pub order: usize,
     /// Bytes between tokens of the truncated model at the context; absent if the engine does not support such a state.
     pub state_bytes: Option<u64>,
@@ -92,7 +92,7 @@ pub struct Point {
 /// The coefficients that the heads of `calibrated` have at an order, selected on validation text.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Kept {
-    /// p
+    /// Truncation order p.
     pub order: usize,
     /// Heads with fitted coefficients.
     pub fitted: usize,
@@ -152,7 +152,7 @@ pub struct PlannedCut {
     pub layer: usize,
     /// Kv head.
     pub kv_head: usize,
-    /// p
+    /// Truncation order p.
     pub order: usize,
     /// Loss increase on the tuning text with this truncation alone.
     pub increase: f64,

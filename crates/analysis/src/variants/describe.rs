@@ -12,9 +12,9 @@ use crate::plan::{self, count::Attention};
 /// The sizes for which parameters and states are counted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Sizes {
-    /// H
+    /// Query heads, H.
     pub heads: usize,
-    /// G
+    /// KV heads, G.
     pub kv_heads: usize,
     /// d, of q, k and v.
     pub head_dim: usize,
