@@ -762,7 +762,7 @@ fn experiments_on_text_are_tuned_separately_and_finished_in_order() {
     }
     assert!(folder.path().join("figures/loss-by-order.svg").is_file() && folder.path().join("figures/loss-by-order-conv.png").is_file());
     assert!(folder.path().join("figures/column/loss-by-order.pdf").is_file());
-    // The first screen: two sentences and one figure.
+    // The summary: two sentences and one figure.
     let [Block::Text(answer), Block::Figure { name, figure, .. }, ..] = &results.document().lead[..] else { panic!("{page}") };
     assert_eq!((answer.matches(". ").count(), name.as_str()), (1, "loss-by-order"), "{answer}");
     let chart = figure.charts().next().expect("a chart");

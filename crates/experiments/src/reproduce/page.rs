@@ -148,7 +148,7 @@ fn lead(results: &Results) -> Vec<Block> {
     blocks
 }
 
-/// The first screen of the experiments on associative recall.
+/// The summary at the top of the report on associative recall.
 fn recall_lead(results: &Results) -> Vec<Block> {
     let (Some((task, seen)), Some(figure)) = (figures::recalling(results), figures::overview(results)) else {
         return vec![Block::Text(ABOUT_PAPERS.into())];
@@ -173,7 +173,7 @@ fn recall_lead(results: &Results) -> Vec<Block> {
     vec![Block::Text(sentences.join(" ")), Block::Figure { name: "overview".into(), figure, caption }]
 }
 
-/// Figures after the first screen of the experiments on associative recall.
+/// Figures after the summary of the experiments on associative recall.
 fn more_figures(results: &Results) -> Option<Section> {
     let all = [("orders", figures::orders(results), ORDERS), ("memory", figures::memory(results), STATES)];
     let block = |(name, figure, caption): (&str, Option<termwise_report::Figure>, &str)| {

@@ -43,7 +43,7 @@ fn spread(task: &TaskOutcome) -> String {
     format!("Mean, minimum and maximum over {}.", counted(seeds, "seed"))
 }
 
-/// The first screen: two sentences and one figure.
+/// The summary at the top of the report: two sentences and one figure.
 pub fn lead(results: &Results) -> Vec<Block> {
     let figure = [false, true].into_iter().find_map(|conv| order_block(results, conv));
     figure.map_or(Vec::new(), |figure| vec![Block::Text(answer(results)), figure])
@@ -252,7 +252,7 @@ fn by_state(all: Vec<&VariantOutcome>, y: &str, x: &str) -> Option<(Chart, Strin
     Some((Chart { title: y.into(), x, y: axis, layers }, sentences))
 }
 
-/// The first screen of MQAR.
+/// The summary at the top of the report on MQAR.
 pub fn mqar_lead(results: &Results) -> Vec<Block> {
     let mut blocks =
         vec![Block::Text(format!("{ABOUT_MQAR} A run has solved the task if its accuracy on the test examples is at least {SOLVED}."))];
@@ -431,7 +431,7 @@ fn positions(results: &Results, id: Id, task: &TaskOutcome) -> Option<Block> {
 /// Sections before those of the experiments.
 pub fn sections(results: &Results) -> Vec<Section> {
     let mut sections = Vec::new();
-    // Without a convolution it is the figure of the first screen.
+    // Without a convolution it is the figure of the summary.
     if of(results, Id::Orders).is_some() {
         let blocks: Vec<Block> = order_block(results, true).into_iter().collect();
         if !blocks.is_empty() {
