@@ -13,7 +13,7 @@ use termwise_model::decode::{Decoder, DecoderOptions, MemoryPolicy, SamplingOpti
 use termwise_model::generate::{GenerateError, GenerationEvent, GenerationOptions, GenerationStats, TextGenerator, prompts};
 use termwise_model::weights::FloatType;
 use termwise_model::{Config, Model};
-use termwise_report::{Block, Document, Documented, Section, counted, thousands, three};
+use termwise_report::{Block, Document, Documented, Section, counted, thousands, sig3};
 use termwise_train::source::language_of;
 
 use crate::Error;
@@ -330,7 +330,7 @@ fn notes(stats: GenerationStats, config: &Config, constant: bool, memory: Memory
         && (switched > 0 || matches!(memory, MemoryPolicy::Truncate(_)))
         && let Ok(cut) = Truncation::new(order, largest_score)
     {
-        let (score, bound) = (three(largest_score), cut.of_sum());
+        let (score, bound) = (sig3(largest_score), cut.of_sum());
         // An output and its truncation are both means of value vectors: 2 bounds any error.
         let _ = match bound < 2.0 {
             true => writeln!(

@@ -177,7 +177,7 @@ pub struct Conversion {
     pub data: Vec<String>,
     /// Requested limit.
     pub budget: Budget,
-    /// Bytes of the state of one sequence between tokens.
+    /// Bytes of the state of one sequence.
     pub bytes: u64,
     /// The same in 16-bit key/value pairs per KV head.
     pub keys: f64,

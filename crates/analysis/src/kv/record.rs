@@ -31,7 +31,7 @@ pub struct Record {
     pub kinds: Vec<Vec<Kind>>,
     /// The variant of each head, by layer.
     pub heads: Vec<Vec<String>>,
-    /// Bytes that one sequence keeps between tokens.
+    /// Bytes of the state of one sequence.
     pub bytes: u64,
     /// A digest of all other fields.
     pub checksum: String,

@@ -91,7 +91,7 @@ impl Plan {
         };
         table(
             "memory",
-            "Memory between tokens",
+            "State or KV cache",
             &[
                 ("state", &|column| if column.recurrent.is_some() { Cell::bytes(column.state_bytes) } else { Cell::Empty }),
                 ("KV cache", &|column| Cell::bytes(column.cache_bytes)),

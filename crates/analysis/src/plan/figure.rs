@@ -53,7 +53,7 @@ impl Plan {
             Chart { title: title.into(), x, y: Axis::new(label, Scale::Log, unit), layers }
         };
         let panels = [
-            chart("Memory between tokens", Unit::Bytes, &cached, &kept, &|c| c.break_even.memory),
+            chart("State or KV cache", Unit::Bytes, &cached, &kept, &|c| c.break_even.memory),
             chart("Decoding: time per token", Unit::Seconds, &cached_step, &step, &|c| c.break_even.decode),
             chart("Prompt: time per token, parallel or in chunks", Unit::Seconds, &parallel, &chunked, &|c| c.break_even.chunk),
         ];

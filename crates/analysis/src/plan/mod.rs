@@ -121,7 +121,7 @@ pub struct Column {
     pub attention: String,
     /// Warnings of the variant.
     pub warnings: Vec<String>,
-    /// Bytes between tokens for all rows at the context: states, and caches of heads without a state.
+    /// Bytes for all rows at the context: states, and caches of heads without a state.
     pub state_bytes: u64,
     /// Bytes of a cache for every head at the context, all rows.
     pub cache_bytes: u64,

@@ -1,4 +1,4 @@
-//! Bytes between tokens per KV head, with the counter of `termwise plan`.
+//! Bytes of state or KV cache per KV head, with the counter of `termwise plan`.
 
 use crate::plan::count::{Attention, Sizes};
 use termwise_attention::Variant;

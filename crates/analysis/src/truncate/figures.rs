@@ -41,7 +41,7 @@ impl Documented for Report {
         }
         facts.push((
             "memory",
-            format!("{} between tokens for the original model at a context of {}", bytes(self.cache_bytes), thousands(self.context)),
+            format!("state and KV cache of the original model: {} at a context of {}", bytes(self.cache_bytes), thousands(self.context)),
         ));
         // The verdict first.
         let mut lead = self.verdict();
@@ -99,7 +99,7 @@ impl Report {
             figure("All layers truncated: loss against order", self.chart(Axis::new("order", Scale::Linear, Unit::Number), &order)),
             figure(
                 "All layers truncated: loss against memory",
-                self.chart(Axis::new("memory between tokens", Scale::Log, Unit::Bytes), &bytes),
+                self.chart(Axis::new("state and KV cache", Scale::Log, Unit::Bytes), &bytes),
             ),
         ]
     }
@@ -232,7 +232,7 @@ impl Plan {
             text += &format!(", on other text {}{kept}", rise(found, uncut));
         }
         let share = 100.0 * self.bytes_after as f64 / self.bytes_before.max(1) as f64;
-        text + &format!("; {} between tokens instead of {} ({share:.0} %).", bytes(self.bytes_after), bytes(self.bytes_before))
+        text + &format!("; state and KV cache take {} instead of {} ({share:.0} %).", bytes(self.bytes_after), bytes(self.bytes_before))
     }
 }
 

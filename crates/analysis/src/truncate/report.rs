@@ -37,7 +37,7 @@ pub struct Report {
     pub cuttable: usize,
     /// Context length at which bytes are counted.
     pub context: u64,
-    /// Bytes between tokens of the original model at that context.
+    /// Bytes of the original model's KV cache at that context.
     pub cache_bytes: u64,
     /// The original model on the evaluation text.
     pub uncut: Option<Measured>,
@@ -82,7 +82,7 @@ pub struct Curve {
 pub struct Point {
     /// Truncation order p.
     pub order: usize,
-    /// Bytes between tokens of the truncated model at the context; absent if the engine does not support such a state.
+    /// Bytes of state and KV cache of the truncated model at the context; absent if the engine does not support such a state.
     pub state_bytes: Option<u64>,
     /// Its loss.
     #[serde(flatten)]
@@ -135,7 +135,7 @@ pub struct Plan {
     pub units: usize,
     /// Pairs of KV head and order whose state is not smaller than the cache at this context; these are not proposed.
     pub too_large: usize,
-    /// Bytes between tokens of the original model.
+    /// Bytes of the original model's KV cache.
     pub bytes_before: u64,
     /// Bytes with the plan.
     pub bytes_after: u64,

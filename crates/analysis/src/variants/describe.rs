@@ -47,7 +47,7 @@ pub struct Description {
     pub added: Vec<Added>,
     /// Number of values in them.
     pub added_count: usize,
-    /// Memory between tokens.
+    /// Recurrent state or KV cache.
     pub state: State,
     /// Warnings.
     pub warnings: Vec<String>,
@@ -66,7 +66,7 @@ pub struct Added {
     pub count: usize,
 }
 
-/// Memory of one head between tokens during decoding.
+/// Recurrent state or KV cache of one head during decoding.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 pub enum State {
