@@ -13,7 +13,7 @@ use termwise_model::decode::{Decoder, DecoderOptions, MemoryPolicy, SamplingOpti
 use termwise_model::generate::{GenerateError, GenerationEvent, GenerationOptions, GenerationStats, TextGenerator, prompts};
 use termwise_model::weights::FloatType;
 use termwise_model::{Config, Model};
-use termwise_report::{Block, Document, Documented, Section, counted, thousands, sig3};
+use termwise_report::{Block, Document, Documented, Section, counted, sig3, thousands};
 use termwise_train::source::language_of;
 
 use crate::Error;

@@ -1,6 +1,6 @@
 //! Documents of benchmark results.
 
-use termwise_report::{Block, Cell, Document, Documented, Section, Table, Unit, counted, thousands, sig3};
+use termwise_report::{Block, Cell, Document, Documented, Section, Table, Unit, counted, sig3, thousands};
 
 use super::{AttentionBench, ChunkBench, DecodeBench, GemmBench, Machine, Speed, StepBench};
 

@@ -22,7 +22,7 @@ pub struct Checkpoints {
 
 /// The newest valid checkpoint.
 #[derive(Debug)]
-pub struct Found {
+pub struct LocatedCheckpoint {
     /// Its directory.
     pub path: PathBuf,
     /// Its content.
@@ -144,15 +144,15 @@ impl Checkpoints {
 
     /// The newest valid checkpoint and the problems of newer ones; `None` if there are no checkpoints.
     /// An error if none of them is valid.
-    pub fn newest(&self) -> Result<Option<Found>> {
+    pub fn newest(&self) -> Result<Option<LocatedCheckpoint>> {
         self.newest_before(u64::MAX)
     }
 
-    fn newest_before(&self, step: u64) -> Result<Option<Found>> {
+    fn newest_before(&self, step: u64) -> Result<Option<LocatedCheckpoint>> {
         let mut skipped = Vec::new();
         for (_, path) in self.list()?.into_iter().rev().filter(|(at, _)| *at < step) {
             match read(&path) {
-                Ok(loaded) => return Ok(Some(Found { path, loaded, skipped })),
+                Ok(loaded) => return Ok(Some(LocatedCheckpoint { path, loaded, skipped })),
                 Err(error) => skipped.push(error),
             }
         }
@@ -166,9 +166,9 @@ impl Checkpoints {
     }
 
     /// This checkpoint. If it is damaged, the error names the newest valid checkpoint before it.
-    pub fn exactly(&self, path: &Path) -> Result<Found> {
+    pub fn exactly(&self, path: &Path) -> Result<LocatedCheckpoint> {
         let error = match read(path) {
-            Ok(loaded) => return Ok(Found { path: path.into(), loaded, skipped: Vec::new() }),
+            Ok(loaded) => return Ok(LocatedCheckpoint { path: path.into(), loaded, skipped: Vec::new() }),
             Err(error) => error,
         };
         let step = path.file_name().and_then(|name| name.to_str()).and_then(|name| name.strip_prefix("step-")).and_then(|s| s.parse().ok());

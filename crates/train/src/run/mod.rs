@@ -27,7 +27,7 @@ use std::sync::atomic::AtomicBool;
 
 use serde::{Deserialize, Serialize};
 
-use crate::checkpoint::{Best, Checkpoints, Found, Loaded, MANIFEST, SETTINGS, STATE, State};
+use crate::checkpoint::{Best, Checkpoints, Loaded, LocatedCheckpoint, MANIFEST, SETTINGS, STATE, State};
 use crate::collective::{Alone, Collective};
 use crate::error::{Error, Result};
 use crate::eval::Evaluation;
@@ -365,7 +365,7 @@ fn begin(settings: &Settings, source: &dyn Source, options: &RunOptions, checkpo
         },
         Start::At(path) => Some(checkpoints.exactly(path)?),
     };
-    let Some(Found { path, loaded, skipped }) = found else { return Ok((fresh(settings, source)?, Vec::new())) };
+    let Some(LocatedCheckpoint { path, loaded, skipped }) = found else { return Ok((fresh(settings, source)?, Vec::new())) };
     let Loaded { learner, state, settings: before } = loaded;
     let differences = settings.differences(&before);
     if !differences.is_empty() {
