@@ -18,7 +18,7 @@ use crate::Error;
 
 const SETTINGS: &str = "settings.toml";
 
-/// Runs that differ only in the seed, with the settings in which they differ from other runs.
+/// A run with its settings, as a table and as text.
 struct FolderRun {
     settings: Table,
     text: String,
