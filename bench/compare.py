@@ -63,7 +63,10 @@ def processor():
         return {"processor": platform.processor()}
     values = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)}
     words = ("avx2", "fma", "avx512f", "avx512_bf16", "amx_bf16", "amx_tile")
-    return {"processor": values.get("model name", platform.processor()), "instructions": [w for w in words if w in values.get("flags", "").split()]}
+    # Models of one name differ in speed: an "AMD EPYC" of family 25 is a Zen 3 or 4, of family 26 a Zen 5.
+    numbers = {"family": values.get("cpu family"), "model": values.get("model")}
+    instructions = [word for word in words if word in values.get("flags", "").split()]
+    return {"processor": values.get("model name", platform.processor()), **numbers, "instructions": instructions}
 
 
 def run(command):
@@ -168,7 +171,7 @@ def compare(kind, title, sides, options, versions):
             versions.setdefault("termwise" if side.startswith("termwise") else "pytorch", found.get("made_by") or found["engine"])
             for name, ms in times(kind, found).items():
                 best[side][name] = min(ms, best[side].get(name, ms))
-    return {"title": title, "ms": best, "commands": {side: shlex.join(map(str, command)) for side, command in sides.items()}}
+    return {"title": title, "ms": best, "commands": {side: shlex.join(map(str, command)).replace(f"{ROOT}/", "") for side, command in sides.items()}}
 
 
 def show(table, options):
