@@ -1,14 +1,14 @@
-"""termwise and PyTorch side by side: they take turns for several rounds, and the best of each counts.
+"""Compare the speed of termwise and PyTorch in alternating rounds. The best round of each counts.
 
     cargo build --release && PYTHON=python3.12 python3 bench/compare.py
     python3 bench/compare.py step --rounds 5 --save step.json
     python3 bench/compare.py step -- --length 512 --batch 4
 
-Arguments after `--` go to both. PYTHON names the interpreter that has PyTorch (default: python3), TERMWISE the program (default:
+Arguments after `--` are passed to both. PYTHON names the interpreter that has PyTorch (default: python3), and TERMWISE the program (default:
 target/release/termwise). Ratios are PyTorch's time over that of termwise in the first column: above 1, termwise is faster.
 
 The training step is measured at two model sizes unless sizes follow `--`. Its peers are eager mode and torch.compile, each in float32, with
-set_float32_matmul_precision("medium"), and under torch.autocast(bfloat16). The column "termwise bf16" is left out if the program has no --precision.
+set_float32_matmul_precision("medium"), and under torch.autocast(bfloat16). The column "termwise bf16" is omitted if the program has no --precision.
 
 --save writes all times with the machine, the instruction set, the versions and the commands to a JSON file.
 """
@@ -31,7 +31,7 @@ SIZES = {
     "width 256": {"vocab": 4096, "hidden": 256, "heads": 4, "layers": 4, "mlp": 512, "batch": 8, "length": 256},
     "width 512": {"vocab": 8192, "hidden": 512, "heads": 8, "layers": 6, "mlp": 1408, "batch": 4, "length": 512},
 }
-#: Ways in which PyTorch computes the training step.
+#: PyTorch configurations of the training step.
 PEERS = {
     "torch eager": [],
     "torch medium": ["--matmul-precision", "medium"],
@@ -56,7 +56,7 @@ def has_precision(termwise):
 
 
 def processor():
-    """The name of the processor and the instruction sets that matter here."""
+    """The name of the processor and its relevant instruction sets."""
     try:
         lines = pathlib.Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -84,7 +84,7 @@ def times(kind, found):
     if kind == "step":
         return {"training step": found["ms"]}
     if kind == "decode":
-        return {f"{row['variant']} d {row['head_dim']}, a token": row["us"] * 1e-3 for row in found["rows"]}
+        return {f"{row['variant']} d {row['head_dim']}, per token": row["us"] * 1e-3 for row in found["rows"]}
     if kind == "delta":
         names = {"chunk_forward_ms": "forward", "chunk_ms": "with backward"}
         return {

@@ -1,13 +1,13 @@
-"""Tiny models of families that termwise reads, with what Hugging Face transformers computes from them, as cases for its test.
+"""Write tiny models of all supported families with reference outputs of Transformers, as test cases.
 
     python bench/families.py FOLDER
     TERMWISE_FAMILIES=FOLDER cargo test -p termwise-model --test all other_families
     cargo run -p termwise-model --example copy -- FOLDER COPIES
-    python bench/families.py FOLDER --written COPIES     # what termwise wrote of each, read by transformers
+    python bench/families.py FOLDER --written COPIES     # check the models that termwise wrote
 
 Each case is a folder with `config.json`, `model.safetensors` and `expected.safetensors`: `ids` [B, T], `logits`, `loss` (mean cross-entropy of the
-next token) and `grad:<name>` for every parameter, from float64 with eager attention. Weights are random, norms and biases away from where they start.
-The cases differ in what a configuration can choose: heads, windows, kinds of layers, tied heads, rope in its old and new keys.
+next token) and `grad:<name>` for every parameter, from float64 with eager attention. Weights are random, including norms and biases.
+The cases vary the options of a configuration: heads, windows, kinds of layers, tied embeddings, RoPE in old and new keys.
 """
 
 import argparse
@@ -70,7 +70,7 @@ CASES = {
     "gemma3-full": ("gemma3_text", dict(head_dim=8, query_pre_attn_scalar=8, layer_types=[F, F, F], rope_parameters={
         F: ROPE, S: {"rope_type": "default", "rope_theta": 300.0}})),
 }
-# The same in keys of older files: from what transformers wrote to what a hub has.
+# Renames the keys that Transformers writes to those of older files on the hub.
 OLD = {"llama-linear": ("llama-linear-old", None), "llama-yarn-mscale": ("llama-yarn-old", None), "qwen2-from-layer": ("qwen2-old", "layer_types"),
        "gemma2-tied": ("gemma2-old", "layer_types"), "gemma3-pattern": ("gemma3-old", "layer_types"), "phi3-long-short": ("phi3-old", None), "neox-quarter": ("pythia-old", None), "stablelm-biases": ("stablelm-old", None)}
 
@@ -90,7 +90,7 @@ def make(folder, kind, choices):
 
 
 def run(folder, ids):
-    """What transformers reads and computes, in float64."""
+    """The outputs of Transformers in float64."""
     model, info = transformers.AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager", dtype=torch.float32, output_loading_info=True)
     problems = {name: keys for name, keys in info.items() if keys}
     assert not problems, f"{folder}: {problems}"
@@ -103,7 +103,7 @@ def run(folder, ids):
 
 
 def old_keys(source, target, without):
-    """A copy whose configuration says the same in older keys."""
+    """Copy a model with its configuration in older keys."""
     target.mkdir()
     for name in ["model.safetensors", "expected.safetensors"]:
         (target / name).write_bytes((source / name).read_bytes())
@@ -127,7 +127,7 @@ def old_keys(source, target, without):
 
 
 def compare(folder, written):
-    """Whether transformers reads what termwise wrote as the model that it was."""
+    """Check that Transformers loads the models that termwise wrote with equal outputs."""
     for case in sorted(path for path in folder.iterdir() if (path / "expected.safetensors").is_file()):
         expected = load_file(case / "expected.safetensors")
         found = run(written / case.name, expected["ids"])

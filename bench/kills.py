@@ -1,10 +1,10 @@
-"""Trainings and sweeps that are killed at random moments and taken up again: nothing is lost, and their ends are those of runs that nobody killed.
+"""Kill trainings and sweeps at random times and resume them. Checks that nothing is lost and that results equal those of uninterrupted runs.
 
     python3 bench/kills.py TERMWISE [--runs 50] [--kills 4] [--sweeps 8] [--sweep-kills 5] [--seed 1]
 
-A training is compared byte by byte: every file of its last checkpoint but where and when it was made, and every number of its metrics but time and
-speed. Between two kills its newest checkpoint never goes back. A sweep is compared by its table and by its runs' last checkpoints, and no process of
-it is left. Everything is written into a temporary folder.
+A training is compared byte by byte: every file of its last checkpoint except provenance, and every metric except time and speed. The step of the
+newest checkpoint never decreases between kills. A sweep is compared by its table and the last checkpoints of its runs, and must leave no process.
+Everything is written into a temporary folder.
 """
 
 import argparse
@@ -27,7 +27,7 @@ LONG = SWEEP.replace("steps = 60", "steps = 200").replace("eval_every = 60", "ev
 
 
 def killed(command, folder, seconds):
-    """Whether it was still at work and was killed."""
+    """Run a command and kill it after some seconds. Returns whether it was killed before it ended."""
     process = subprocess.Popen(command, cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL)
     try:
         _, said = process.communicate(timeout=seconds)
@@ -41,12 +41,12 @@ def killed(command, folder, seconds):
 
 
 def checkpoints(run):
-    """Steps of those that are complete."""
+    """Steps of the complete checkpoints."""
     return sorted(int(path.parent.name.removeprefix("step-")) for path in run.glob("checkpoints/step-*/manifest.json"))
 
 
 def end(run):
-    """What a run leaves, without where, when and how fast. Older checkpoints are not compared: a run whose sweep is gone stops with one of its own."""
+    """The files of a run without paths, times and speed. Older checkpoints are not compared: a run whose sweep was killed stops with an additional one."""
     last = run / "checkpoints" / f"step-{checkpoints(run)[-1]:08}"
     files = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(last.iterdir()) if path.name != "provenance.json"}
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
@@ -81,7 +81,7 @@ def trainings(args, base, draw):
         for _ in range(10 * args.kills):
             if own == args.kills:
                 break
-            # Also right at the beginning, while files are opened and the newest checkpoint is read.
+            # Includes kills at the start, while files are opened and the newest checkpoint is read.
             pause = draw.choice([draw.uniform(0.005, 0.05), draw.uniform(0.05, 0.8 * length / args.kills + 0.1)])
             if not killed(begin, folder, pause):
                 break
@@ -96,12 +96,12 @@ def trainings(args, base, draw):
             sys.exit(f"run {number} does not end")
         kills += own
         compare(f"run {number} ({variant}) after {own} kills", end(whole / "runs" / "run"), end(run))
-        print(f"run {number}: {steps} steps of {variant}, {own} kills, the same end", flush=True)
-    print(f"{kills} kills over {args.runs} trainings: no checkpoint lost, ends the same to the last byte")
+        print(f"run {number}: {steps} steps of {variant}, {own} kills, equal result", flush=True)
+    print(f"{kills} kills over {args.runs} trainings: no checkpoint lost, final bytes equal")
 
 
 def processes_of(folder):
-    """Processes that were started for this folder and are still there."""
+    """Running processes that were started for this folder."""
     found = subprocess.run(["ps", "-eo", "pid,args"], capture_output=True, text=True, check=True).stdout
     return [line for line in found.splitlines() if str(folder) in line]
 
@@ -122,12 +122,12 @@ def sweeps(args, base, draw):
             if own == args.sweep_kills or not killed(command(folder), base, draw.uniform(0.02, 0.8 * length / args.sweep_kills + 0.1)):
                 break
             own += 1
-            # They finish their step and write a checkpoint, which a busy machine takes its time for.
+            # They finish their step and write a checkpoint, which takes longer on a busy machine.
             patience = time.time() + 30
             while (left := processes_of(folder)) and time.time() < patience:
                 time.sleep(0.1)
             if left:
-                sys.exit(f"sweep {number}, kill {own}: these outlive it: {left}")
+                sys.exit(f"sweep {number}, kill {own}: remaining processes: {left}")
         if killed(command(folder), base, 600):
             sys.exit(f"sweep {number} does not end")
         kills += own
@@ -135,8 +135,8 @@ def sweeps(args, base, draw):
         for name in sorted(ends.keys() | found.keys()):
             compare(f"sweep {number}, {name}, after {own} kills", ends.get(name), found.get(name))
         compare(f"table of sweep {number} after {own} kills", table(one), table(folder))
-        print(f"sweep {number}: {len(ends)} runs, {own} kills, the same table and ends", flush=True)
-    print(f"{kills} kills over {args.sweeps} sweeps: one table, ends the same to the last byte, no process left")
+        print(f"sweep {number}: {len(ends)} runs, {own} kills, equal table and results", flush=True)
+    print(f"{kills} kills over {args.sweeps} sweeps: equal tables, final bytes equal, no process left")
 
 
 def main():

@@ -1,4 +1,4 @@
-"""Bounded KV caches of termwise next to the methods of NVIDIA's kvpress at equal bytes, on the same contexts.
+"""Compare fixed-size KV memory of termwise with the methods of NVIDIA's kvpress at equal bytes, on the same contexts.
 
     python3 -m venv kvp && kvp/bin/pip install "kvpress==0.5.5" "transformers<5.3" WHEEL_OF_TERMWISE
     kvp/bin/python bench/kvpress.py MODEL --text rust=code.txt --text books=valid.txt --converted 0.125=small --save kvpress.json
@@ -39,7 +39,7 @@ Q8 = 8.5
 
 
 def presses(names):
-    """The presses by name; those of the AdaKV kind are left out, because they mask keys instead of freeing them."""
+    """The presses by name; AdaKV presses are excluded, because they mask keys instead of freeing them."""
     import kvpress as k
 
     known = {
@@ -62,7 +62,7 @@ def contexts(tokenizer, path, count):
     ids = torch.tensor(tokenizer.encode(pathlib.Path(path).read_text(errors="replace"), add_special_tokens=False).ids)
     available = min(len(ids), MOST_TOKENS) // LENGTH
     if available < count:
-        raise SystemExit(f"error: {path} has {available} contexts of {LENGTH} tokens, and {count} are wanted")
+        raise SystemExit(f"error: {path} has {available} contexts of {LENGTH} tokens; {count} are required")
     return [ids[i * available // count * LENGTH :][:LENGTH] for i in range(count)]
 
 
@@ -156,7 +156,7 @@ def show(found):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", help="Hugging Face folder of the original")
-    parser.add_argument("--text", action="append", required=True, metavar="NAME=FILE", help="text that nothing was fitted to; may be repeated")
+    parser.add_argument("--text", action="append", required=True, metavar="NAME=FILE", help="text that was not used for calibration; may be repeated")
     parser.add_argument("--converted", action="append", default=[], metavar="RATIO=DIR", help="converted model of that budget; may be repeated")
     parser.add_argument("--contexts", type=int, default=8, help="of each text (default: 8)")
     parser.add_argument("--methods", nargs="*", help="presses (default: all)")

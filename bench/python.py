@@ -1,9 +1,9 @@
-"""Overhead of Python and speed against PyTorch: the same attention in the program, on arrays and on tensors, and PyTorch's own attention, in alternating rounds.
+"""Measure the overhead of Python and the speed against PyTorch: attention in the program, on arrays, on tensors, and PyTorch's attention, in alternating rounds.
 
     python3 bench/python.py --shape 2x4x1024 --head-dim 64 --rounds 5 --save python.json
 
 Softmax without RoPE in float32 on the CPU, batch x heads x time. Times are the best of all rounds. The program is `python -m termwise bench attention`,
-which calls the engine with its own arrays. `call` is the time of a call on a single position. --save writes the times of every round as well.
+which calls the engine with its own arrays. `call` is the time of a call on a single position. --save also writes the times of every round.
 """
 
 import argparse
@@ -68,7 +68,7 @@ def tensors(batch, heads, length, dim, threads, repeat):
 
 
 def checkout():
-    """The commit of the Python files and whether they differ from it."""
+    """The commit of the Python files, and whether they were modified."""
     git = [["git", "rev-parse", "HEAD"], ["git", "status", "--porcelain", "--untracked-files=no"]]
     commit, changes = (subprocess.run(words, cwd=pathlib.Path(__file__).parent, capture_output=True, text=True, check=True).stdout.strip() for words in git)
     return {"commit": commit, "modified": bool(changes)}

@@ -1,4 +1,4 @@
-"""The sizes of `termwise bench`, measured with PyTorch: the same options, the same JSON keys.
+"""Measure PyTorch at the sizes of `termwise bench`, with the same options and JSON keys.
 
     python3 bench/pytorch.py attention --shapes 8x4x256,1x8x2048
     python3 bench/pytorch.py gemm --shapes 2048x256x512
@@ -224,7 +224,7 @@ def step(options):
         optimizer.zero_grad(set_to_none=True)
         with precision():
             logits = forward(ids)
-        # float32, as autocast has it on GPUs.
+        # float32, as in autocast on GPUs.
         loss = F.cross_entropy(logits.view(-1, options.vocab).float(), labels.view(-1))
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -259,7 +259,7 @@ def main():
     sub.add_argument("--shapes", default="8x4x256,2x4x1024,1x8x2048", help="batch x heads x time")
     sub.add_argument("--head-dim", type=int, default=64)
     sub.add_argument("--kv-heads", type=int)
-    sub.add_argument("--window", type=int, help="only the last so many keys, by a mask")
+    sub.add_argument("--window", type=int, help="sliding window: number of keys, applied as a mask")
     sub = command("gemm", gemm, 20)
     sub.add_argument("--shapes", default="2048x256x256,2048x256x512,2048x512x256,2048x256x4096,1024x1024x1024", help="M x K x N")
     sub = command("decode", decode, 10)

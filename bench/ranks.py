@@ -1,8 +1,8 @@
-"""Several processes that share a run, over MPI: the same bytes for any number of them, and nothing lost when one is killed.
+"""Train with several MPI processes. Checks that results are bit-identical for any number of processes, and that nothing is lost if one is killed.
 
     python3 bench/ranks.py TERMWISE [--kills 20] [--steps 50] [--ranks 1,2,3,4,8] [--seed 1]
 
-TERMWISE is a program built with `--features mpi`. Needs mpirun (Open MPI). Everything is written into a temporary folder; it ends with 1 where something differs.
+TERMWISE is a program built with `--features mpi`. Needs mpirun (Open MPI). Everything is written into a temporary folder. The exit code is 1 if results differ.
 """
 
 import argparse
@@ -54,7 +54,7 @@ def equal_bytes(args, folder):
             check([*mpirun(ranks), *arguments(args, attention, args.steps), "--name", name], folder)
             found[ranks] = hashes(folder / "runs" / name)
             print(f"{attention:22} {ranks} ranks  {args.steps} steps  {time.time() - begun:5.1f} s  {found[ranks]}", flush=True)
-        # The same without MPI: the settings say into how many micro-batches a step is cut.
+        # The same without MPI, with the number of micro-batches from the settings.
         name = f"{VARIANTS.index(attention)}-alone"
         check([*arguments(args, attention, args.steps), "--micro-batches", "8", "--name", name], folder)
         found["no MPI"] = hashes(folder / "runs" / name)
@@ -65,7 +65,7 @@ def equal_bytes(args, folder):
 
 
 def children(pid):
-    """Processes of the program below this one, by /proc."""
+    """Child processes of the program, from /proc."""
     found = []
     for entry in pathlib.Path("/proc").iterdir():
         if entry.name.isdigit():
@@ -99,7 +99,7 @@ def kills(args, folder):
             try:
                 out, err = process.communicate(timeout=wait)
                 if process.returncode != 0:
-                    sys.exit(f"round {rounds}, {ranks} ranks: ended with {process.returncode} by itself\n{out}\n{err}")
+                    sys.exit(f"round {rounds}, {ranks} ranks: exited with {process.returncode} before the kill\n{out}\n{err}")
                 history.append(f"{ranks} to the end")
                 break
             except subprocess.TimeoutExpired:
@@ -115,9 +115,9 @@ def kills(args, folder):
                 clear = "signal 9" in err or "Killed" in err
                 unclear += not clear
                 if process.returncode == 0:
-                    sys.exit("a lost rank is not seen in the exit code")
+                    sys.exit("the exit code does not report a lost rank")
                 for checkpoint in sorted((run / "checkpoints").glob("step-*")) if run.exists() else []:
-                    # What stands under its name is whole: it can be evaluated.
+                    # A checkpoint under its final name is complete and can be evaluated.
                     if not (checkpoint / "manifest.json").exists():
                         damaged += 1
         found = hashes(run)
@@ -125,7 +125,7 @@ def kills(args, folder):
         if found != expected:
             sys.exit(1)
         rounds += 1
-    print(f"{killed} kills of a random rank in {rounds} runs: all ended with the bytes of a run that was not killed; "
+    print(f"{killed} kills of a random rank in {rounds} runs: all final bytes equal those of an uninterrupted run; "
           f"{damaged} checkpoints without a manifest, {unclear} ends without a message of mpirun")
     sys.exit(1 if damaged or unclear else 0)
 

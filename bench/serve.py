@@ -1,9 +1,9 @@
-"""The live page under load: how long until it is seen, until a new point is seen, and what a move of the pointer takes, in a real browser.
+"""Measure the live page under load in a browser: time to the first view, delay of a new point, and time of a pointer move.
 
     python3 bench/serve.py TERMWISE [--runs 200] [--points 1000] [--rounds 20]
 
-Runs are made by hand in a temporary folder. Chromium is driven over its debugging pipe; the first view counts from the request to the first drawn curves, a new
-point from the append to its file to the frame that shows it, a move from its event to the end of the page's work on it.
+Runs are synthetic, in a temporary folder. Chromium is driven over its debugging pipe; the first view counts from the request to the first drawn curves, a new
+point from the append to its file to the frame that shows it, a move from its event to the end of its handler.
 """
 
 import argparse
@@ -29,7 +29,7 @@ class Browser:
         self.come, to_write = os.pipe()
 
         def pipes():
-            # Copies first: either end may have the number of the other's place.
+            # Duplicated first, because each descriptor may have the target number of the other.
             to_read_copy, to_write_copy = os.dup(to_read), os.dup(to_write)
             os.dup2(to_read_copy, 3)
             os.dup2(to_write_copy, 4)
@@ -123,11 +123,11 @@ def main():
                     }
                     return took;
                 })()""")
-                print(f"a move of the pointer, {chosen} shown: median {statistics.median(moves):.2f} ms, largest {max(moves):.1f} ms")
+                print(f"pointer move, {chosen} curves shown: median {statistics.median(moves):.2f} ms, largest {max(moves):.1f} ms")
             last, delays = args.points, []
             for _ in range(args.rounds):
                 last += 1
-                # At any moment of the page's rhythm.
+                # At a random time within the polling interval.
                 time.sleep(draw.uniform(0.1, 0.7))
                 wanted = f"[...document.querySelectorAll('#runs tbody tr')].some((row) => row.dataset.run === 'run-{last % args.runs:03}' && row.textContent.includes('{last} of'))"
                 begun = time.perf_counter()
@@ -136,7 +136,7 @@ def main():
                 while not browser.evaluate(f"new Promise((done) => requestAnimationFrame(() => done({wanted})))"):
                     pass
                 delays.append(1000 * (time.perf_counter() - begun))
-            print(f"a new point is seen after {statistics.median(delays):.0f} ms (median of {args.rounds}), at most {max(delays):.0f} ms, all {args.runs} runs shown")
+            print(f"delay of a new point: {statistics.median(delays):.0f} ms (median of {args.rounds}), at most {max(delays):.0f} ms, all {args.runs} runs shown")
             print(f"memory of the server at most {memory(server.pid):.0f} MB; the page's script {browser.evaluate('performance.memory.usedJSHeapSize') / 1e6:.0f} MB")
         finally:
             server.terminate()

@@ -1,8 +1,8 @@
-"""Four processes of a sweep in one folder, two of them killed at random: every run exactly once, and the table of one process.
+"""Run a sweep with four processes in one folder and kill two at random. Checks that every run is done exactly once and that the table equals that of one process.
 
     python3 bench/sweep_kills.py TERMWISE [--rounds 20] [--seed 1]
 
-A run counts as made once where exactly one process recorded its end and its folder was finished once. Everything is written into a temporary folder.
+A run was done once if exactly one process recorded its end and its folder was finished once. Everything is written into a temporary folder.
 """
 
 import argparse
@@ -39,7 +39,7 @@ seed = [1, 2, 3]
 
 
 def table(folder):
-    """What decides a comparison: every run with its numbers but for speed and build."""
+    """All runs with their results, without speed and build."""
     rows = list(csv.DictReader((folder / "runs.csv").open()))
     return [{key: value for key, value in row.items() if "tokens_per_second" not in key and key != "build"} for row in rows]
 
@@ -97,7 +97,7 @@ def main():
                     if a != b:
                         print(a, b, sep="\n", file=sys.stderr)
                 sys.exit(1)
-        print(f"{args.rounds} rounds: every run once, the table of one process each time; {taken_up} runs were taken up from killed processes")
+        print(f"{args.rounds} rounds: every run once, tables equal to that of one process; {taken_up} runs of killed processes were resumed")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Shared parts of the benchmarks."""
+"""Shared functions of the benchmarks."""
 
 import contextlib
 import statistics
@@ -6,7 +6,7 @@ import time
 
 
 def best(run, repeat):
-    """The shortest of `repeat` runs and their median, in seconds; one more at the start touches memory for the first time."""
+    """The minimum and median time of `repeat` runs in seconds, after one warm-up run."""
     run()
     times = []
     for _ in range(repeat):
@@ -17,14 +17,14 @@ def best(run, repeat):
 
 
 def add_peer_flags(parser):
-    """How PyTorch computes a training step."""
+    """Adds flags for the PyTorch configuration of a training step."""
     parser.add_argument("--compile", action="store_true", help="torch.compile instead of eager mode")
     parser.add_argument("--autocast", action="store_true", help="forward pass under torch.autocast(bfloat16)")
     parser.add_argument("--matmul-precision", choices=["highest", "high", "medium"], default="highest", help="torch.set_float32_matmul_precision")
 
 
 def peer(options):
-    """Sets the precision of float32 products; returns the function that compiles a model, and the one that makes the context of the forward pass."""
+    """Sets the float32 matmul precision. Returns a function that compiles a model, and one that returns the context manager of the forward pass."""
     import torch
 
     torch.set_float32_matmul_precision(options.matmul_precision)

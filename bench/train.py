@@ -1,4 +1,4 @@
-"""A training run of termwise, repeated with PyTorch: the same first weights, the same batches, the same schedule.
+"""Repeat a training run of termwise with PyTorch: same initial weights, batches and schedule.
 
     RUN="tinyshakespeare.txt --held-out 0.1"
     termwise data show $RUN --batch 16 --length 256 --count 2000 --json > batches.jsonl
@@ -6,8 +6,8 @@
     python3 bench/train.py FIRST batches.jsonl held-out.jsonl --lr 2e-3 --warmup 100 --beta2 0.99 --clip 1 > pytorch.jsonl
     python3 bench/train.py --compare runs/NAME/metrics.jsonl pytorch.jsonl
 
-FIRST is a checkpoint with the weights to begin with (a run of one step with `--lr 1e-30` leaves them as they were). transformers
-opens it and makes the model; AdamW is PyTorch's, with weight decay on matrices only. Lines out are {"step", "loss"} and, every
+FIRST is a checkpoint with the initial weights (a run of one step with `--lr 1e-30` does not change them). Transformers loads it.
+AdamW is PyTorch's, with weight decay on matrices only. The output lines are {"step", "loss"} and, every
 --eval-every steps, {"step", "held_out"}.
 """
 
@@ -77,7 +77,7 @@ def train(options):
 
 
 def compare(ours, theirs):
-    """Held-out losses side by side, and how far the training losses lie apart."""
+    """Print the held-out losses of both, and the differences of the training losses."""
     def lines(path):
         with open(path) as text:
             return [json.loads(line) for line in text]

@@ -1,4 +1,4 @@
-"""Writes docs/python-api.md from the docstrings of the package's public names; nothing is imported, so that it runs anywhere.
+"""Writes docs/python-api.md from the docstrings of the package's public names; nothing is imported, so it needs no built extension.
 
     python python/api.py
 """
@@ -18,7 +18,7 @@ HEAD = """# termwise in Python: reference
 Generated from the docstrings by `python python/api.py`; a test compares them. Start with [Getting started in Python](getting-started.md).
 """
 
-#: What is documented, and where it is found.
+#: Documented modules and their files.
 PACKAGES = {"termwise": "termwise/__init__.py", "termwise.torch": "termwise/torch/__init__.py", "termwise.hf": "termwise/hf.py"}
 
 
@@ -35,7 +35,7 @@ def public(tree: ast.Module) -> list[str]:
 
 
 def definition(path: Path, name: str) -> ast.AST | None:
-    """Where a name is defined: in a file, or in one of its own package that it imports from."""
+    """The definition of a name: in a file, or in a file of the same package that it imports from."""
     tree = parsed(path)
     for node in tree.body:
         if isinstance(node, (ast.FunctionDef, ast.ClassDef)) and node.name == name and not any(getattr(d, "id", "") == "overload" for d in node.decorator_list):

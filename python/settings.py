@@ -1,4 +1,4 @@
-"""Writes python/termwise/_settings.py, the types of the settings of training, from the table of the extension module.
+"""Writes python/termwise/_settings.py, the types of the training settings, from the table of the extension module.
 
     python python/settings.py
 
@@ -29,9 +29,9 @@ TYPES = {
     "list": "str | os.PathLike[str] | Sequence[str | os.PathLike[str]]",
     "attention": "str | Variant | Mapping[str, Any]",
 }
-#: Paths among the texts.
+#: Settings of type text that are paths.
 PATHS = ("tokenizer",)
-#: Not keywords of :func:`termwise.train`: ``from`` is reserved, and ``init_from`` takes its place.
+#: Not keywords of :func:`termwise.train`: ``from`` is a reserved word; ``init_from`` replaces it.
 LEFT_OUT = ("from",)
 
 
@@ -50,7 +50,7 @@ def page(rows: list[tuple[str, str, str, str]]) -> str:
     others = [row for row in rows if row not in data]
     return (
         HEAD
-        + '\nclass DataSettings(TypedDict, total=False):\n    """Settings of data that functions accept as keywords, besides ``data``."""\n\n'
+        + '\nclass DataSettings(TypedDict, total=False):\n    """Data settings that functions accept as keywords, in addition to ``data``."""\n\n'
         + fields(data)
         + '\n\n\nclass Settings(DataSettings, total=False):\n    """Settings of training, the keywords of :func:`termwise.train`."""\n\n'
         + fields(others)

@@ -140,7 +140,7 @@ class Layer:
         unknown = [name for name in extras if name not in known]
         missing = [extra for extra in self.extras if extras.get(extra.name) is None]
         if unknown:
-            has = f"its auxiliary inputs are {', '.join(known)}" if known else "it has no inputs besides q, k and v"
+            has = f"its auxiliary inputs are {', '.join(known)}" if known else "it has no inputs other than q, k and v"
             raise TypeError(f"{self.variants[0]!r} has no input {unknown[0]!r}: {has}")
         if missing:
             asks = ", ".join(f"{e.name} {['batch', 'time', *e.shape] if e.logits else list(e.shape)}".replace("'", "") for e in missing)

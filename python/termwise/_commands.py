@@ -21,7 +21,7 @@ Path = str | os.PathLike[str]
 #: Texts by path: one or several.
 Texts = Path | Sequence[Path]
 #: The command that starts the runs of a sweep.
-AGAIN = [sys.executable, "-m", "termwise"]
+RESPAWN_ARGV = [sys.executable, "-m", "termwise"]
 
 
 def _path(path: str | os.PathLike[str] | None) -> str | None:
@@ -151,7 +151,7 @@ def sweep(
         folder = os.path.join("sweeps", os.path.splitext(os.path.basename(file))[0])
     options = {
         "file": file, "plan": dict(plan) if isinstance(plan, Mapping) else None, "folder": os.fspath(folder), "parallel": parallel,
-        "retry": retry, "skip_equal": skip_equal, "again": AGAIN,
+        "retry": retry, "skip_equal": skip_equal, "again": RESPAWN_ARGV,
     }  # fmt: skip
     return _run(_core.run_sweep, options, progress, "runs")
 
@@ -197,7 +197,7 @@ def reproduce(
     """
     options = {
         "experiments": _list(experiments), "scale": scale, "data": _strings(data), "seeds": seeds, "folder": _path(folder), "retry": retry,
-        "again": AGAIN,
+        "again": RESPAWN_ARGV,
     }  # fmt: skip
     return _run(_core.run_reproduce, options, progress, "runs")
 
@@ -304,7 +304,7 @@ def convert(
     calibration_contexts, calibration_length : int
         Calibration contexts over all texts, and their tokens.
     granularity : {"head", "layer"}
-        What has a memory of its own: every KV head, or every layer.
+        Unit of allocation: one kind of memory per KV head or per layer.
     save : path, optional
         Folder of the converted model, its report and finished measurements, from which the same call resumes.
     overwrite : bool

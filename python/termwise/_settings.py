@@ -10,9 +10,9 @@ from ._core import Variant
 
 
 class DataSettings(TypedDict, total=False):
-    """Settings of data that functions accept as keywords, besides ``data``."""
+    """Data settings that functions accept as keywords, in addition to ``data``."""
 
-    #: Options of a synthetic task, as in "facts=20 keys=128".
+    #: Options of a synthetic task, such as "facts=20 keys=128".
     builtin_options: str
     #: bytes, a tokenizer.json, or a folder that contains one.
     tokenizer: str | os.PathLike[str]

@@ -11,7 +11,7 @@ Every causal model whose attention goes through the attention interface of Trans
 refused: one token is computed, and the attention of every layer must have gone through termwise. Padding, sliding windows, static caches and packed sequences (by ``position_ids``)
 are honored as sdpa does. Position biases such as ALiBi and masks that are not causal are refused.
 
-Models written by termwise load with ``AutoModelForCausalLM.from_pretrained`` once this module is imported. Models with a variant of their own have their own ``model_type``:
+Models written by termwise load with ``AutoModelForCausalLM.from_pretrained`` once this module is imported. Models with an attention variant have their own ``model_type``:
 without this module Transformers raises an error, or imports it with ``trust_remote_code=True``. ``generate`` stores recurrent states in the cache of Transformers, for these models and for
 models changed by :func:`use`.
 """
@@ -51,7 +51,7 @@ KEY = "termwise_attention"
 _SOFTMAX = str(Variant("softmax"))
 #: The running measurement of :func:`spectrum`.
 _meter: Any = None
-#: Modules whose attention was computed here, during the check of :func:`_switch`.
+#: Modules whose attention termwise computed during the check of :func:`_switch`.
 _seen: set[torch.nn.Module] | None = None
 
 
@@ -72,7 +72,7 @@ def _mask(
 
     ``[:, 0, 0]`` is the number of the text of each key, from 1, and 0 for padding. ``[:, 0, 1]`` is the window, 0 without one, and negative if the
     cache has dropped keys before the window. Transformers passes masks of four dimensions on
-    unchanged. Keys are those up to the last query, also if a cache of fixed size has room for more.
+    unchanged. Keys are those up to the last query, even if a cache of fixed size has more slots.
     """
     start = int(q_offset)
     end, keys = start + q_length, start + q_length - kv_offset

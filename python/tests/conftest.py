@@ -1,4 +1,4 @@
-"""Shared parts of the tests. Tests that cannot run are skipped with a reason; TERMWISE_REQUIRE=torch,shared (or all) turns a skip into a failure."""
+"""Shared helpers. A test with a missing requirement is skipped with a reason; TERMWISE_REQUIRE=torch,shared (or all) turns a skip into a failure."""
 
 import os
 import warnings
@@ -22,12 +22,12 @@ def need(name: str, there: bool, why: str) -> None:
         return
     if required() & {name, "all"}:
         pytest.fail(f"{name} is required: {why}")
-    # Also while a file is read, which then is skipped as a whole.
+    # At module level, this skips the whole file.
     pytest.skip(f"NOT RUN, {name}: {why}", allow_module_level=True)
 
 
 def pytest_sessionfinish(session, exitstatus):
-    """With TERMWISE_REQUIRE=all every skipped test is a failure, also those of `pytest.skip` and `importorskip`."""
+    """With TERMWISE_REQUIRE=all every skipped test is a failure, including those of `pytest.skip` and `importorskip`."""
     reporter = session.config.pluginmanager.get_plugin("terminalreporter")
     if "all" in required() and reporter and reporter.stats.get("skipped") and exitstatus == pytest.ExitCode.OK:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
@@ -70,13 +70,13 @@ def rms(x, expected) -> float:
 
 
 def gradient_error(name, found, expected) -> float:
-    """Relative error of one of many gradients. Some cancel, as that of a gate before a norm that takes its factor back: rounding is then that of what cancels."""
+    """RMS error relative to the RMS of the gradient, or to a tenth of that of dv if that is larger, because some gradients cancel."""
     own, usual = np.asarray(expected[name], np.float64), np.sqrt(np.mean(np.asarray(expected["v"], np.float64) ** 2))
     error = np.sqrt(np.mean((np.asarray(found, np.float64) - own) ** 2))
     return float(error / max(np.sqrt(np.mean(own**2)), 0.1 * usual))
 
 
-#: Variants that compute nothing extraordinary, one part after the other.
+#: Kernels of random variants.
 KERNELS = ["exp", "taylor=0..2", "taylor=0..4", "taylor=1..3", "taylor=0..2,coef=learned", "power=2", "feature=elu+1", "feature=relu", "linear"]
 OTHERS = [
     ["", "over=none", "over=length", "over=position", "over=sum,sink"],
@@ -94,7 +94,7 @@ OTHERS = [
 
 
 def random_variants(count: int, seed: int = 0) -> list[str]:
-    """Texts that can be computed, of all lengths."""
+    """Valid random variant strings of any length."""
     from termwise import Layer
 
     rng, found = np.random.default_rng(seed), []
@@ -102,7 +102,7 @@ def random_variants(count: int, seed: int = 0) -> list[str]:
         share = rng.uniform(0.1, 0.6)
         words = [KERNELS[rng.integers(len(KERNELS))]]
         words += [choices[rng.integers(1, len(choices))] for choices in OTHERS if rng.random() < share]
-        # A sum of weights of both signs can cross zero, with a sink as well.
+        # A sum of weights of both signs can cross zero, even with a sink.
         if words[0] in ("linear", "taylor=1..3", "taylor=0..2,coef=learned") and "over=sum,sink" in words:
             continue
         text = " ".join(words)
@@ -112,7 +112,7 @@ def random_variants(count: int, seed: int = 0) -> list[str]:
                 layer = Layer(text, heads=4, kv_heads=2, dim=16, value_dim=5, rope=100.0)
         except ValueError:
             continue
-        # A sum that can reach zero has no value to compare.
+        # Outputs are not comparable if the denominator can reach zero.
         if not any("denominator" in warning for warning in layer.variants[0].warnings) and text not in found:
             found.append(text)
     return found

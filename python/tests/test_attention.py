@@ -1,4 +1,4 @@
-"""Arrays through every engine, against formulas written down here and against each other."""
+"""Attention on NumPy arrays: every engine against independent formulas and against the other engines."""
 
 import math
 import warnings
@@ -12,7 +12,7 @@ from termwise import Layer, Variant, attention, attention_grad
 
 
 def softmax(q, k, v, window=None, sinks=0):
-    """The formula, with nothing of termwise."""
+    """Softmax attention in NumPy."""
     batch, time, heads, dim = q.shape
     group = heads // k.shape[2]
     y = np.zeros((batch, time, heads, v.shape[3]))
@@ -27,7 +27,7 @@ def softmax(q, k, v, window=None, sinks=0):
 
 
 def taylor(q, k, v, orders):
-    """Weights Σ x^n/n!, over their sum."""
+    """Attention with weights Σ x^n/n!, divided by their sum."""
     time, dim = q.shape[1], q.shape[3]
     k, v = (np.repeat(x, q.shape[2] // x.shape[2], axis=2) for x in (k, v))
     x = np.einsum("bthd,bshd->bhts", q, k) / math.sqrt(dim)
@@ -46,7 +46,7 @@ def test_formulas(dtype, bound):
     mixed = attention(q, k, v, ["softmax", "taylor=0..2", "softmax", "taylor=0..2"])
     assert rms(mixed[:, :, 1::2], taylor(*wide, range(3))[:, :, 1::2]) < bound
     assert rms(mixed[:, :, ::2], softmax(*wide)[:, :, ::2]) < bound
-    # Rotated: a score depends on the distance alone.
+    # With RoPE, a score depends on the distance only.
     same = [np.repeat(x[:, :1], x.shape[1], axis=1) for x in (q, k)]
     turned = attention(*same, v, rope=100.0)
     assert rms(turned, attention(*same, v)) > 1e-3
@@ -115,7 +115,7 @@ def test_gradients_are_differences():
         assert abs((up - down) / 2e-6 - (gradients[name] * direction).sum()) < 1e-6 * (1 + abs(up)), name
 
 
-def test_layouts_are_read_where_they_lie_or_copied():
+def test_regular_strides_are_read_in_place_and_others_copied():
     layer = Layer(heads=2, dim=4)
     packed = np.random.default_rng(0).standard_normal((2, 9, 3, 2, 4), dtype=np.float32)
     q, k, v = (packed[:, :, i] for i in range(3))
@@ -145,7 +145,7 @@ def test_modes_lengths_and_documents():
 
 
 def unaligned(x):
-    """The same values one byte further."""
+    """A copy at an address that is one byte off alignment."""
     memory = np.zeros(x.nbytes + 1, np.uint8)
     shifted = memory[1:].view(x.dtype).reshape(x.shape) if memory.ctypes.data % 4 == 0 else memory[:-1].view(x.dtype).reshape(x.shape)
     shifted[...] = x
@@ -159,7 +159,7 @@ def test_unaligned_arrays_are_copied():
     assert np.array_equal(attention_grad(x, x, unaligned(x), unaligned(x))["k"], attention_grad(x, x, x, x)["k"])
 
 
-def test_denominators_that_are_not_positive_are_warned_of():
+def test_nonpositive_denominators_cause_a_warning():
     x = np.random.default_rng(0).standard_normal((1, 30, 2, 8), dtype=np.float32)
     with pytest.warns(RuntimeWarning, match="odd"):
         layer = Layer("taylor=0..1", heads=2, dim=8)
@@ -187,7 +187,7 @@ def test_denominators_that_are_not_positive_are_warned_of():
         (lambda a: a.update(q="text"), (TypeError, ValueError), ""),
         (lambda a: a.update(variant="sofmax"), ValueError, "softmax"),
         (lambda a: a.update(variant="softmax out"), TypeError, "out_gate [batch, time, 2]"),
-        (lambda a: a.update(out_gate=a["q"]), TypeError, "no inputs besides q, k and v"),
+        (lambda a: a.update(out_gate=a["q"]), TypeError, "no inputs other than q, k and v"),
         (lambda a: a.update(variant="softmax out", out_gate=a["q"]), ValueError, "expected 20 values, found 80"),
         (lambda a: a.update(lengths=[1, 6]), ValueError, "length 6"),
         (lambda a: a.update(lengths=[1.5, 2]), ValueError, "non-negative integers"),
@@ -202,7 +202,7 @@ def test_denominators_that_are_not_positive_are_warned_of():
         (lambda a: a.update(out=np.zeros((2, 5, 2, 3), np.float32)), ValueError, "y has shape"),
     ],
 )
-def test_what_cannot_be_says_why(change, error, words):
+def test_invalid_arguments_are_rejected_with_a_reason(change, error, words):
     x = np.random.default_rng(0).standard_normal((2, 5, 2, 4), dtype=np.float32)
     given = {"q": x, "k": x.copy(), "v": x.copy()}
     change(given)
@@ -219,7 +219,7 @@ def test_read_only_inputs_are_read():
         attention(x, x, x, out=np.broadcast_to(np.float32(0), x.shape))
 
 
-def test_the_result_goes_where_it_is_asked_to():
+def test_out_receives_the_result():
     x = np.random.default_rng(0).standard_normal((2, 5, 2, 4), dtype=np.float32)
     out = np.full(x.shape, np.nan, np.float32)
     assert attention(x, x, x, out=out) is out and np.array_equal(out, attention(x, x, x))

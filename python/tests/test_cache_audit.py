@@ -1,4 +1,4 @@
-"""``audit_cache`` has nothing to say of the caches of Transformers, and finds each class of fault that is put into one."""
+"""``audit_cache`` passes the caches of Transformers and detects each injected class of fault."""
 
 import os
 import subprocess
@@ -84,7 +84,7 @@ class Unpacked(DynamicLayer):
 
 
 class NoOp(DynamicLayer):
-    """Says that it has 4 bits, and stores everything as it is."""
+    """Claims 4 bits and stores values unchanged."""
 
     nbits = 4
 

@@ -1,4 +1,4 @@
-"""Constant memory: its parts against their formulas in NumPy, states, converted models, and the commands."""
+"""Fixed-size KV memory: its parts against formulas in NumPy, states, converted models, and the commands."""
 
 import json
 import math
@@ -26,7 +26,7 @@ VARIANTS = {
 
 
 def bf16(x):
-    """To nearest even."""
+    """Round to bfloat16, to nearest even."""
     bits = np.asarray(x, np.float32).view(np.uint32).astype(np.uint64)
     return ((((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16) << 16).astype(np.uint32)).view(np.float32).astype(np.float64)
 
@@ -57,7 +57,7 @@ def rounded(x, bits, rotated):
 
 
 def held(scores, window, sinks, chosen, fade):
-    """The near keys of each position; scores [heads that share them, T, T]."""
+    """The near keys of each position, for scores [query heads of the KV head, T, T]."""
     time = scores.shape[-1]
     received, kept, near = np.zeros(time), [], []
     for t in range(time):
@@ -65,7 +65,7 @@ def held(scores, window, sinks, chosen, fade):
         if chosen and leaving >= sinks:
             kept.append(leaving)
             if len(kept) > chosen:
-                # The least leaves; who came last takes its place.
+                # The key with the lowest sum is evicted, and the key that left the window takes its slot.
                 least = min(range(len(kept)), key=lambda i: received[kept[i]])
                 kept[least] = kept[-1]
                 kept.pop()
@@ -79,7 +79,7 @@ def held(scores, window, sinks, chosen, fade):
 
 
 def formula(q, k, v, extras, window=6, sinks=0, chosen=0, fade=1.0, bits=None, far=False):
-    """The sums as they are written, for one batch row."""
+    """The formula in plain loops, for one batch row."""
     q, k, v = (x.astype(np.float64) for x in (q, k, v))
     extras = {name: x.astype(np.float64) for name, x in extras.items()}
     y = np.zeros((TIME, HEADS, v.shape[-1]))
@@ -132,7 +132,7 @@ def test_attention_is_the_formula(name):
         expected = np.stack([formula(q[b], k[b], v[b], extras, **OPTIONS[name]) for b in range(2)])
         assert rms(layer(q, k, v, **extras), expected) < bound
         assert rms(termwise.attention(q, k, v, VARIANTS[name], **extras), expected) < bound
-    # The parts do something.
+    # Each part has an effect.
     plain = termwise.attention(q, k, v, "softmax window=6 sinks=2")
     assert rms(plain, expected) > 1e-4
 
@@ -173,7 +173,7 @@ def test_eviction_and_quantization_are_inference_only(name, part):
             layer.grad(q, k, v, np.ones((2, TIME, HEADS, 5), np.float32), engine=engine, **extras)
 
 
-def test_what_has_no_module_says_so():
+def test_inference_only_variants_have_no_module():
     for text in (text for name, text in VARIANTS.items() if name != "far"):
         with pytest.raises(ValueError, match="needs the KV store of the native engine"):
             termwise.Variant(text).to_torch()
@@ -184,7 +184,7 @@ def test_what_has_no_module_says_so():
 
 @pytest.fixture(scope="module")
 def converted(stories, book, tmp_path_factory):
-    """A model with all kinds of memory, and what was said of it."""
+    """A model with all kinds of memory, and the result of the conversion."""
     folder = tmp_path_factory.mktemp("convert")
     events = []
     found = termwise.convert(
@@ -207,7 +207,7 @@ def test_a_converted_model(converted, stories, book):
     text = book.read_text()[:1500]
     ids = model.encode(text)[:300]
     assert abs(model.loss(ids) - original.loss(ids)) < 0.5 and model.loss(ids) != original.loss(ids)
-    # Written token by token, each from a state of constant size: the most probable of all logits.
+    # Generated token by token from a state of constant size: each token has the largest logit.
     prompt = text[:600]
     written = model.generate(prompt, max_tokens=8)
     ids = model.encode(prompt)
@@ -219,7 +219,7 @@ def test_a_converted_model(converted, stories, book):
     assert np.array_equal(termwise.load(place / "again").logits(ids), model.logits(ids))
 
 
-def test_commands_are_those_of_the_program(converted, stories, book):
+def test_functions_return_the_results_of_the_program(converted, stories, book):
     folder, _, _, place = converted
     shared = {"length": 256, "contexts": 2, "cache": place / "cache", "progress": False}
     checked = termwise.audit(folder, stories, book, **shared)
@@ -242,7 +242,7 @@ def test_commands_are_those_of_the_program(converted, stories, book):
 
 
 def test_arguments_are_those_of_python_code(stories, book, tmp_path):
-    """NumPy's numbers, paths, settings of data; and messages without flags."""
+    """NumPy numbers, paths and data settings are accepted; messages contain no flags."""
     counts = {"calibration_contexts": np.int64(1), "calibration_length": np.int32(64)}
     seen = termwise.atlas(stories, (book,), removal=np.False_, cache=tmp_path, documents="blank-line", progress=False, **counts)
     assert seen["contexts"] == 1 and seen["length"] == 64
@@ -258,7 +258,7 @@ def test_arguments_are_those_of_python_code(stories, book, tmp_path):
         termwise.atlas(stories, [], progress=False)
 
 
-def test_commands_say_what_is_wrong(stories, book, tmp_path):
+def test_invalid_arguments_of_commands_are_rejected(stories, book, tmp_path):
     with pytest.raises(ValueError, match="keys"):
         termwise.convert(stories, book, progress=False)
     with pytest.raises(ValueError, match="nonsense"):

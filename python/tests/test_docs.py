@@ -1,4 +1,4 @@
-"""Examples in documentation are run."""
+"""Runs the examples in the documentation."""
 
 import ast
 import doctest
@@ -16,7 +16,7 @@ TORCH_MODULES = ["termwise.torch._attention"]
 
 
 def script(name):
-    """A script of the folder python as a module."""
+    """A script in the folder python, as a module."""
     found = importlib.util.spec_from_file_location(name, ROOT / "python" / f"{name}.py")
     module = importlib.util.module_from_spec(found)
     found.loader.exec_module(module)
@@ -32,7 +32,7 @@ def test_docstrings(name):
 
 
 def test_docstrings_of_the_extension_module():
-    """They are in the stub."""
+    """Their docstrings are in the stub."""
     stub = ast.parse((ROOT / "python" / "termwise" / "_core.pyi").read_text())
     texts = [ast.get_docstring(node) for node in ast.walk(stub) if isinstance(node, (ast.ClassDef, ast.FunctionDef))]
     examples = [text for text in texts if text and ">>>" in text]
@@ -62,7 +62,7 @@ def test_public_functions_have_numpy_docstrings(name, function):
 
 
 def test_settings_have_types():
-    """Those of the table of the extension module."""
+    """The types match the table of the extension module."""
     rows = termwise._core.settings()
     made = script("settings")
     assert made.PAGE.read_text() == made.page(rows), "python/termwise/_settings.py is of another version: run python python/settings.py"
@@ -75,12 +75,12 @@ def test_the_reference_is_up_to_date():
 
 
 def blocks(text: str) -> list[str]:
-    """Code blocks of Python."""
+    """The Python code blocks of a page."""
     return re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
 
 
 def test_the_tutorial(tmp_path, monkeypatch, capsys):
-    """Block after block in one namespace, as in a notebook; comments `# → text` say what a line prints."""
+    """All blocks in one namespace, as in a notebook. A comment `# → text` is the output of its line."""
     tutorial = (ROOT / "docs" / "python.md").read_text()
     core, rest = tutorial.split("<!-- needs torch -->")
     monkeypatch.chdir(tmp_path)
@@ -93,7 +93,7 @@ STARTED = (ROOT / "docs" / "getting-started.md").read_text().split("\n## ")[1:]
 
 @pytest.mark.parametrize("section", [part for part in STARTED if blocks(part)], ids=lambda part: part.splitlines()[0])
 def test_getting_started(section, tmp_path, monkeypatch, capsys):
-    """Every section on its own."""
+    """Every section runs independently of the others."""
     for needed in re.findall(r"<!-- needs (\w+) -->", section):
         pytest.importorskip(needed)
     monkeypatch.chdir(tmp_path)

@@ -1,4 +1,4 @@
-"""Exported modules of PyTorch: their own tests, and training beside the native engines."""
+"""Exported PyTorch modules: their self-tests, and training compared with the native engines."""
 
 import copy
 import importlib.util
@@ -21,7 +21,7 @@ except ImportError:
 
 import termwise.torch
 
-#: Every part at least once, in the combinations that have code of their own.
+#: Every part at least once, in all combinations with separate code.
 VARIANTS = [
     "softmax",
     "gate",
@@ -85,7 +85,7 @@ def test_the_self_test_can_fail(tmp_path):
         ("return torch.sigmoid(g)\n", "return 1.0001 * torch.sigmoid(g)\n"),
         ("low * cos - high * sin", "low * cos + high * sin"),
         ("w = w.mul_(x).add_(c)", "w = w.mul_(x).add_(1.001 * c)"),
-        # Of calls that continue from a state, and of them alone.
+        # Affects only calls that continue from a state.
         ("torch.arange(first, first + time, dtype", "torch.arange(0, time, dtype"),
         ("factors.append(times**-0.5)", "factors.append(times**-0.4)"),
     ]
@@ -142,7 +142,7 @@ class Block(nn.Module):
 
 
 class GPT(nn.Module):
-    """As nanoGPT's, small."""
+    """A small copy of nanoGPT's model."""
 
     def __init__(self, attention):
         super().__init__()
@@ -159,14 +159,14 @@ class GPT(nn.Module):
 
 
 def losses(model, steps=20):
-    """A loop as nanoGPT's: AdamW with decay of matrices, a clipped gradient, a batch at each step."""
+    """nanoGPT's training loop: AdamW with weight decay on matrices, gradient clipping, one batch per step."""
     draw = torch.Generator().manual_seed(1)
     matrices = [p for p in model.parameters() if p.requires_grad and p.dim() >= 2]
     others = [p for p in model.parameters() if p.requires_grad and p.dim() < 2]
     optimizer = torch.optim.AdamW([{"params": matrices, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}], lr=1e-3, betas=(0.9, 0.95))
     found = []
     for _ in range(steps):
-        # Every token says which one follows it.
+        # Each token determines its successor.
         first = torch.randint(0, 50, (4, 1), generator=draw)
         ids = (first * 3 ** torch.arange(25)) % 50
         optimizer.zero_grad(set_to_none=True)
@@ -178,21 +178,21 @@ def losses(model, steps=20):
     return found
 
 
-#: A norm of a sum of weights of both signs jumps where that passes zero, and rounding decides on which side a step ends: compared in float64 alone.
+#: The norm of a sum of weights of both signs is discontinuous at zero, where rounding decides the sign. These are compared in float64 only.
 JUMPING = ["power=3 over=none norm=scaled_l2", "retnet", "gla", "mamba2", "gated_deltanet", "kda"]
 
 
 @pytest.mark.parametrize("dtype, bound", [(torch.float32, 1e-4), (torch.float64, 1e-8)])
 @pytest.mark.parametrize("text", VARIANTS)
 def test_exported_modules_train_as_native_ones(text, dtype, bound, tmp_path):
-    """Twenty steps beside the native engines: the fused one in float32, the reference in float64."""
+    """Twenty training steps match the native engines: fused in float32, reference in float64."""
     if dtype == torch.float32 and text in JUMPING:
-        pytest.skip("in float32 its losses part by rounding; float64 compares it")
+        pytest.skip("in float32 its losses diverge by rounding; float64 is compared")
     module = exported(text, tmp_path)
     torch.manual_seed(0)
     native = GPT(lambda: termwise.torch.Attention(64, 4, kv_heads=2, variant=termwise.Variant(text))).to(dtype)
     ours = GPT(lambda: module.Attention(64, 4, kv_heads=2)).to(dtype)
-    # The same names: the weights of one load into the other.
+    # Parameters have the same names, so a state dict loads into the other module.
     ours.load_state_dict(native.state_dict())
     found, expected = losses(ours), losses(native)
     assert max(abs(a - b) for a, b in zip(found, expected, strict=True)) < bound, (found, expected)

@@ -1,4 +1,4 @@
-"""Models of transformers, made from tiny random configurations."""
+"""Transformers models with tiny random configurations."""
 
 import copy
 import gc
@@ -82,14 +82,14 @@ def test_every_architecture(kind, ids):
     assert found["model"]["parameters"] == sum(p.numel() for p in model.parameters())
     losses = hf.truncate(model, ids[0], orders=(0, 30))
     assert abs(losses[30] - losses[None]) < 1e-3 and losses[0] != losses[None]
-    # What stands there afterwards is what stood there before.
+    # The previous attention implementation is restored.
     with torch.no_grad():
         assert rms(model(input_ids=ids, use_cache=False).logits, expected) < 1e-5
 
 
 @pytest.mark.parametrize("kind", CONFIGS)
 def test_every_architecture_generates_with_our_states(kind, ids):
-    """Beyond the window of those that have one, with padding and beams."""
+    """Texts longer than the window, padding and beam search."""
     model = made(kind)
     model.generation_config.pad_token_id, model.generation_config.eos_token_id = 0, None
     mask = torch.ones_like(ids)
@@ -103,10 +103,10 @@ def test_every_architecture_generates_with_our_states(kind, ids):
     for a, b in zip(found, expected):
         assert torch.equal(a.sequences, b.sequences)
     assert rms(torch.stack(found[0].logits), torch.stack(expected[0].logits)) < 1e-5
-    # A text that grows beyond the window.
+    # The text grows beyond the window.
     short = ids[1:, :6]
     begun = model.generate(short, max_new_tokens=30, do_sample=False)
-    # Given back, the model generates as before.
+    # After restore, the model generates as before.
     model.set_attn_implementation("eager")
     assert torch.equal(model.generate(padded, **options).sequences, expected[0].sequences)
     assert torch.equal(model.generate(short, max_new_tokens=30, do_sample=False), begun)
@@ -114,7 +114,7 @@ def test_every_architecture_generates_with_our_states(kind, ids):
 
 @pytest.mark.parametrize("text", ["taylor=0..2", "softmax window=8 sinks=2", "softmax window=6 far(taylor=0..2)", "exp decay=fixed"])
 def test_states_of_variants_that_took_over(text, ids):
-    """As without a cache; and where there is one, of constant size."""
+    """Equal to generation without a cache; recurrent states have constant size."""
     model = hf.use(made("llama"), text)
     model.generation_config.pad_token_id, model.generation_config.eos_token_id = 0, None
     options = {"max_new_tokens": 20, "do_sample": False, "return_dict_in_generate": True}
@@ -122,7 +122,7 @@ def test_states_of_variants_that_took_over(text, ids):
         with_states, without = (model.generate(ids, use_cache=use, **options, **more) for use in (True, False))
         assert torch.equal(with_states.sequences, without.sequences)
     assert with_states.past_key_values.layers[0].state.is_constant == ("taylor" in text or "window" in text)
-    # A computation that has gradients keeps keys instead.
+    # With gradients, keys are stored instead of states.
     gradients = []
     for use in (True, False):
         model.zero_grad()
@@ -144,7 +144,7 @@ def test_a_spectrum_is_the_native_one(stories):
         pytest.fail("the text does not become the same tokens again")
     for path in ("layers.heads.scores.mean", "layers.heads.scores.sd", "layers.heads.entropy.nats", "layers.heads.cut.error"):
         assert rms(ours.to_numpy(path), theirs.to_numpy(path)) < 1e-6, path
-    # Sums of powers of scores up to the eighth, in which roundings of float32 count eight times.
+    # Powers of scores up to the eighth multiply rounding errors of float32 by eight.
     assert rms(ours.to_numpy("layers.heads.cut.share"), theirs.to_numpy("layers.heads.cut.share")) < 1e-5
     assert ours.to_numpy("layers.heads.terms.all.dominant").tolist() == theirs.to_numpy("layers.heads.terms.all.dominant").tolist()
 
@@ -156,7 +156,7 @@ def test_variants_take_over(ids):
         hf.use(model, "softmax window=8 sinks=2")
         near = model(input_ids=ids, use_cache=False).logits
         assert rms(near[:, :8], plain[:, :8]) < 1e-5 and rms(near[:, 20:], plain[:, 20:]) > 1e-4
-        # The same as a mask that PyTorch is given.
+        # Equal to an explicit mask in PyTorch.
         t, s = torch.arange(40)[:, None], torch.arange(40)[None]
         seen = (s <= t) & ((t - s < 8) | (s < 2))
         model.set_attn_implementation("sdpa")
@@ -311,7 +311,7 @@ def stored_codes(state):
 
 
 def test_converted_models_load(converted, tmp_path):
-    """Text token by token, and saved again."""
+    """Generation token by token, and saving again."""
     folder, ids = converted
     native, model = termwise.load(folder), transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
     model.generation_config.pad_token_id, model.generation_config.eos_token_id = 0, None
@@ -321,7 +321,7 @@ def test_converted_models_load(converted, tmp_path):
         expected.append(int(native.logits(expected)[0, -1].argmax()))
     assert found.sequences[0].tolist() == expected
     assert all(layer.state.is_constant for layer in found.past_key_values.layers)
-    # Saved by transformers and read again by both.
+    # Saved by Transformers and loaded by both.
     model.save_pretrained(tmp_path / "again")
     again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "again").eval()
     with torch.no_grad():
@@ -331,7 +331,7 @@ def test_converted_models_load(converted, tmp_path):
 
 @pytest.fixture(scope="module", params=["taylor=0..2 out conv=3 norm=rms", "norm conv=3 decay=softplus", "softmax window=8 in post=silu,channel"])
 def saved(request, tmp_path_factory):
-    """A model of termwise after a few steps, natively and in transformers."""
+    """A termwise model after a few training steps, loaded natively and in Transformers."""
     folder = tmp_path_factory.mktemp("run")
     run = termwise.train(folder / "run", model="tiny", attention=request.param, steps=3, progress=False)
     checkpoint = run["checkpoint"]
@@ -347,7 +347,7 @@ def test_saved_models_have_the_native_logits(saved):
         assert rms(model(input_ids=torch.tensor(ids), use_cache=True).logits, native.logits(ids)) < 1e-5
 
 
-def test_saved_models_write_with_their_states(saved):
+def test_saved_models_generate_with_states(saved):
     native, model = saved
     model.generation_config.pad_token_id, model.generation_config.eos_token_id = 0, None
     ids = np.random.default_rng(1).integers(3, native.config["vocab_size"], (1, 12)).tolist()
@@ -357,12 +357,12 @@ def test_saved_models_write_with_their_states(saved):
     options = {"max_new_tokens": 12, "do_sample": False}
     found = model.generate(torch.tensor(ids), **options)
     assert found[0].tolist() == expected
-    # Beside a longer text, padded on the left.
+    # Left padding next to a longer text.
     longer = np.random.default_rng(2).integers(3, native.config["vocab_size"], 20).tolist()
     both, mask = torch.tensor([[0] * 8 + ids[0], longer]), torch.ones(2, 20, dtype=torch.long)
     mask[0, :8] = 0
     assert model.generate(both, attention_mask=mask, **options)[0, 8:].tolist() == expected
-    # Beams, with states and without.
+    # Beam search with and without states.
     beams = [model.generate(torch.tensor(ids), num_beams=4, use_cache=use, **options) for use in (True, False)]
     assert torch.equal(*beams)
 
@@ -370,7 +370,7 @@ def test_saved_models_write_with_their_states(saved):
 @pytest.mark.parametrize("text", ["taylor=0..2", "softmax window=8 sinks=2 cap=20", "norm decay=fixed", None])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_saved_models_of_every_family(family, text, families, tmp_path):
-    """A variant in the place of a family's attention, written by termwise and read by transformers."""
+    """A variant replaces the attention of each family; termwise writes the model, Transformers reads it."""
     native = termwise.load(families / family)
     if text is not None:
         native = native.with_attention(text)
@@ -393,7 +393,7 @@ def test_saved_models_of_every_family(family, text, families, tmp_path):
 
 
 def test_norms_of_q_and_k_are_the_variants_own(families, tmp_path):
-    """Kept where the variant names them, with the weights of the family's file; those of Gemma are kept less one."""
+    """QK norms are kept if the variant names them, with the family's weights; for Gemma, weights minus one."""
     for family in ("qwen3", "gemma3", "olmo2"):
         native = termwise.load(families / family)
         norm = "qk_norm=rms,all" if family == "olmo2" else "qk_norm=rms"
@@ -412,7 +412,7 @@ def test_saved_models_train(saved):
     model(input_ids=ids, labels=ids, use_cache=False).loss.backward()
     assert all(p.grad is not None for p in model.parameters() if p.requires_grad)
     expected = [p.grad.clone() for p in model.parameters() if p.requires_grad]
-    # With a cache, as transformers asks for one unless told otherwise: the same gradients, and a cache that cannot be continued.
+    # With a cache, the default in Transformers: equal gradients, and a cache that cannot be continued.
     model.zero_grad()
     found = model(input_ids=ids, labels=ids)
     found.loss.backward()
@@ -437,7 +437,7 @@ OUTSIDE = {
 
 @pytest.mark.parametrize("kind", OUTSIDE)
 def test_models_beyond_the_interface_are_refused(kind, ids):
-    """Nothing that would have no effect succeeds, and the model stays as it was."""
+    """Unsupported models are rejected and remain unchanged."""
     model = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.for_model(kind, **OUTSIDE[kind])).eval()
     with torch.no_grad():
         expected = model(input_ids=ids, use_cache=False).logits
@@ -477,7 +477,7 @@ def test_models_with_variants_of_their_own_are_refused(saved, ids):
 @pytest.mark.parametrize("kind", ["llama", "mistral", "gemma2"])
 @pytest.mark.parametrize("prompt", [40, 16, 6])
 def test_static_caches_are_exact(kind, prompt, ids):
-    """Below, at and beyond the window, with padding. The room behind the text is not attended to."""
+    """Prompts below, at and beyond the window, with padding. Unused cache slots are not attended to."""
     mask = torch.ones(2, prompt, dtype=torch.long)
     mask[0, :3] = 0
     options = {"max_new_tokens": 14, "do_sample": False, "attention_mask": mask}
@@ -518,7 +518,7 @@ def test_packed_texts_are_separate(text, ids):
             for begin, end in zip(bounds, bounds[1:]):
                 alone = model(input_ids=ids[row : row + 1, begin:end], use_cache=False).logits
                 assert rms(packed[row : row + 1, begin:end], alone) < 1e-5
-        # As the collator for flash attention gives them.
+        # As returned by the collator for flash attention.
         one = {"input_ids": ids[1:], "position_ids": positions[1:], "use_cache": False}
         assert rms(model(**one, cu_seq_lens_q=torch.tensor([0, 7, 8, 40])).logits, packed[1:]) < 1e-5
         for wrong in ({"cu_seq_lens_q": torch.tensor([0, 20, 40])}, {"cu_seq_lens_q": torch.tensor([0, 7, 8, 40]), "position_ids": None}):
@@ -537,7 +537,7 @@ def test_packed_texts_are_separate(text, ids):
 
 
 def test_packed_texts_in_models_of_termwise(saved, ids):
-    """Gates, decays and convolutions begin again with each text."""
+    """Gates, decays and convolutions restart at each text."""
     own, few = saved[1], 3 + ids % 27
     positions = torch.cat([torch.arange(25), torch.arange(15)])[None].expand(2, -1)
     with torch.no_grad():
@@ -556,7 +556,7 @@ def test_packed_texts_in_models_of_termwise(saved, ids):
 
 
 def test_masks_are_read_exactly_or_refused():
-    """Against the mask that sdpa is given, for functions that Transformers has and others."""
+    """Masks equal those of sdpa, for mask functions of Transformers and for others."""
     from transformers.masking_utils import chunked_causal_mask_function, sdpa_mask, sliding_window_causal_mask_function
 
     def dense(mask, queries):
@@ -582,9 +582,9 @@ def test_masks_are_read_exactly_or_refused():
     assert hf._mask(2, 16, 16, mask_function=chunks) is None and hf._mask(2, 40, 40) is None
     assert hf._mask(2, 3, 3, mask_function=sliding_window_causal_mask_function(9), local_size=9)[0, 0, 1, 0] == 9
     for own in (
-        # A chunk that continues.
+        # A chunk that continues a text.
         {"q_length": 1, "kv_length": 18, "q_offset": 17, "mask_function": chunks},
-        # A key that some later position does not see.
+        # A key that a later position does not see.
         {"q_length": 20, "kv_length": 20, "mask_function": lambda b, h, q, k: (k <= q) & ~((q == 12) & (k == 3))},
         {"q_length": 20, "kv_length": 20, "mask_function": lambda b, h, q, k: (k <= q) | (k < 4)},
         {"q_length": 20, "kv_length": 20, "mask_function": sliding_window_causal_mask_function(9)},
@@ -700,7 +700,7 @@ def test_modes_of_training_stay_as_they_were(ids):
 
 
 def test_classes_of_transformers_stay_as_they_are(stories, tmp_path):
-    """Plain models are what they are without termwise: their classes, their files, copies and pickles."""
+    """Importing termwise.hf does not change plain models: their classes, files, copies and pickles."""
     from transformers.models.llama import modeling_llama
 
     assert isinstance(modeling_llama.LlamaAttention, type) and modeling_llama.LlamaAttention.__module__ == modeling_llama.__name__
@@ -714,7 +714,7 @@ def test_classes_of_transformers_stay_as_they_are(stories, tmp_path):
 
 
 def test_code_of_a_folder_is_preferred_to_a_family(tmp_path):
-    """As without termwise, for a folder with the ``model_type`` of a family and an ``auto_map``."""
+    """A folder with the ``model_type`` of a family and an ``auto_map`` loads as without termwise."""
     made("llama").save_pretrained(tmp_path / "model")
     file = tmp_path / "model" / "config.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), "auto_map": {"AutoConfig": "other.OtherConfig"}}))
@@ -726,7 +726,7 @@ def test_code_of_a_folder_is_preferred_to_a_family(tmp_path):
 
 
 def test_near_and_far_keys_have_the_scores_of_the_model(ids):
-    """Gemma 2 has a scale and a cap of its own: a far kernel of the same function is the model itself."""
+    """Gemma 2 sets scale and cap: an equal far kernel does not change the model."""
     model = made("gemma2", sliding_window=100, layer_types=["full_attention"] * 2, attn_logit_softcapping=5.0)
     with torch.no_grad():
         expected = model(input_ids=ids, use_cache=False).logits
@@ -773,7 +773,7 @@ def test_without_termwise_a_variant_is_refused_and_softmax_is_read(stories, tmp_
         found, error = loading(tmp_path / name, f"model = {trusting}\nprint(type(model).__name__)\nmodel.save_pretrained(folder + ' twice')", **own)
         assert error is None and "TermwiseLlamaForCausalLM" in found
         assert sorted(file.name for file in (tmp_path / f"{name} twice").glob("*.py")) == ["modeling_termwise.py"]
-        # Classes that do not look at model_type.
+        # Classes that ignore model_type.
         assert 'attn_implementation="termwise"' in loading(tmp_path / name, "transformers.LlamaForCausalLM.from_pretrained(folder)")[1]
         with pytest.raises(ValueError, match="load it with AutoModelForCausalLM"):
             transformers.LlamaForCausalLM.from_pretrained(tmp_path / name)(torch.tensor([[1, 2]]))
@@ -821,7 +821,7 @@ def test_the_trainer_checkpoints_and_resumes(stories, tmp_path):
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_older_files_of_every_family_load(family, families, tmp_path):
-    """Those with a variant under the family's own ``model_type``."""
+    """Files with a variant under the family's ``model_type``."""
     native = termwise.load(families / family).with_attention("taylor=0..2")
     native.save(tmp_path / "model")
     file = tmp_path / "model" / "config.json"
@@ -834,7 +834,7 @@ def test_older_files_of_every_family_load(family, families, tmp_path):
     with torch.no_grad():
         found = model(input_ids=torch.tensor(ids), use_cache=False).logits
         assert rms(found, native.logits(ids)) < 1e-5 and np.array_equal(termwise.load(tmp_path / "model").logits(ids), native.logits(ids))
-        # Written again, it has the type of its own.
+        # Saved again, it has the termwise model_type.
         model.save_pretrained(tmp_path / "again")
         again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "again").eval()
         assert torch.equal(again(input_ids=torch.tensor(ids), use_cache=False).logits, found)

@@ -81,7 +81,7 @@ def made(kind):
 
 
 def generated(model, ids, **more):
-    """Logits of each new token, [new tokens, rows, vocabulary]; greedy unless told otherwise."""
+    """Logits of each new token, [new tokens, rows, vocabulary]; greedy by default."""
     options = {"max_new_tokens": 12, "do_sample": False, "output_logits": True, "return_dict_in_generate": True, **more}
     found = model.generate(ids, **options)
     return found.sequences, torch.stack(found.logits)
@@ -224,7 +224,7 @@ def test_equals_transformers_or_is_refused(kind):
         return
     wrong = {name: x for name, x in cells.items() if isinstance(x, float) and not x < TOLERANCE}
     assert not wrong, wrong
-    # States do not begin again with each chunk of Llama 4.
+    # States do not restart at each attention chunk of Llama 4.
     supported = {"forward", "packed_rows", "gradients"} if kind == "llama4_text" else set(cells) - {"sliding_window"}
     for name in supported:
         assert isinstance(cells[name], float), cells[name]

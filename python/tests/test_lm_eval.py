@@ -1,4 +1,4 @@
-"""lm-evaluation-harness on models that termwise has written, with a task of its own: nothing is downloaded."""
+"""lm-evaluation-harness on models saved by termwise, with local tasks: nothing is downloaded."""
 
 import json
 import os
@@ -70,7 +70,7 @@ metric_list: [{metric: exact_match, aggregation: mean, higher_is_better: true}]
 
 @pytest.fixture(scope="module", params=["taylor=0..2", "softmax window=16 sinks=2", "softmax window=6 sinks=2 chosen=4 bits=8,4"])
 def evaluated(request, stories, tmp_path_factory):
-    """A model with another attention, natively, and what the harness says about it."""
+    """A model with another attention, loaded natively, and its results in the harness."""
     folder = tmp_path_factory.mktemp("lm_eval")
     native = termwise.load(stories).with_attention(request.param)
     native.save(folder / "model")
@@ -96,24 +96,24 @@ def evaluated(request, stories, tmp_path_factory):
 
 
 def log_probability(native, context, continuation):
-    """Of the tokens of a continuation, natively."""
+    """Log probability of a continuation in the native model."""
     ids = context + continuation
     logits = np.asarray(native.logits(ids)[0], np.float64)
     logs = logits - np.log(np.exp(logits - logits.max(-1, keepdims=True)).sum(-1, keepdims=True)) - logits.max(-1, keepdims=True)
     return sum(logs[i - 1, ids[i]] for i in range(len(context), len(ids)))
 
 
-def test_choices_are_weighed_as_natively(evaluated):
+def test_choices_have_native_log_probabilities(evaluated):
     native, harness, found = evaluated
     samples = found["samples"]["stories_choice"]
     assert len(samples) == len(STORIES)
     if "window" in str(native.variants[0][0]):
-        # What it was trained on, all but distant keys; two terms alone know little.
+        # A window keeps most of the accuracy of the trained attention. A series of two terms does not, so it has no bound.
         assert found["results"]["stories_choice"]["acc,none"] >= 0.75
     for sample in samples:
         text, choices = STORIES[sample["doc_id"]]
         for choice, ((said, _),) in zip(choices, sample["resps"], strict=True):
-            # Tokens as the harness makes them.
+            # Tokenized as in the harness.
             assert abs(float(said) - log_probability(native, *harness._encode_pair(text, choice))) < 1e-3, (text, choice)
 
 

@@ -1,4 +1,4 @@
-"""Models on disk, and long work; against the program where it has the same numbers."""
+"""Models on disk, training and analyses, compared with the results of the program."""
 
 import copy
 import json
@@ -31,7 +31,7 @@ def test_logits_and_losses(model):
     losses = model.losses(text)
     assert np.allclose(losses[0, :-1], expected, atol=1e-4) and np.isnan(losses[0, -1])
     assert abs(model.loss(text) - np.mean(expected)) < 1e-5
-    # Two texts of different lengths: each as alone.
+    # Texts of different lengths in a batch: each gives the same result as alone.
     both = model.losses([text, "The dog"])
     assert np.allclose(both[0][:-1], losses[0][:-1], atol=1e-5)
     alone = model.losses("The dog")[0]
@@ -42,7 +42,7 @@ def test_texts(model, tmp_path):
     pieces = []
     text = model.generate("Once upon a time", max_tokens=20, on_text=pieces.append)
     assert "".join(pieces) == text and len(text) > 20
-    # The most probable token, one after the other.
+    # Greedy decoding.
     ids = model.encode("Once upon a time")
     for _ in range(5):
         ids.append(int(model.logits(ids)[0, -1].argmax()))
@@ -95,7 +95,7 @@ def test_a_spectrum_is_that_of_the_program(model, stories, book, tmp_path):
     assert theirs["layers"] == found["layers"] and theirs["kind"] == found.kind == "spectrum"
     entropy = found.to_numpy("layers.heads.entropy.nats")
     assert entropy.shape == (layers, model.config["num_attention_heads"]) and np.isfinite(entropy).all()
-    # It shows itself.
+    # repr and notebook display.
     page = found._repr_html_()
     assert page.startswith("<iframe srcdoc=") and "&lt;svg" in page and "<svg" not in page
     assert all(svg.startswith("<svg ") for svg in found.figures().values()) and found.figures()
@@ -107,7 +107,7 @@ def test_a_spectrum_is_that_of_the_program(model, stories, book, tmp_path):
     assert by_text["text"]["windows"] == 1
 
 
-def test_a_cut_is_that_of_the_program(model, stories, book, tmp_path):
+def test_truncate_equals_the_program(model, stories, book, tmp_path):
     found = model.cut(
         str(book), orders=[2, 4], coefficients=["taylor"], layers=False, length=128, batch=2, batches=6, queries=64, progress=False,
         cache=tmp_path / "cache", budget=None,
@@ -120,7 +120,7 @@ def test_a_cut_is_that_of_the_program(model, stories, book, tmp_path):
     assert found.kind == theirs["kind"] == "cut" and found["finished"]
     assert (found["uncut"], found["curves"]) == (theirs["uncut"], theirs["curves"])
     assert [(curve["coefficients"], [point["order"] for point in curve["points"]]) for curve in found["curves"]] == [("taylor", [2, 4])]
-    # Two terms are far from the exponential of these scores.
+    # For these scores, two terms are a poor approximation of exp.
     assert 1 < found["uncut"]["loss"] < 3 and found["curves"][0]["points"][0]["loss"] > found["uncut"]["loss"] + 1
 
 
@@ -159,7 +159,7 @@ def test_training_sweeps_and_papers(tmp_path):
         termwise.reproduce(scale="paper")
 
 
-def test_what_is_not_there_says_why(tmp_path):
+def test_missing_files_are_named(tmp_path):
     with pytest.raises(FileNotFoundError, match="nowhere"):
         termwise.load(tmp_path / "nowhere")
     with pytest.raises(FileNotFoundError, match="nowhere"):

@@ -1,4 +1,4 @@
-"""Threads, forks, interrupts, and what importing costs."""
+"""Threads, forks, interrupts, and import time."""
 
 import json
 import os
@@ -83,7 +83,7 @@ print(time.perf_counter() - begin, [name for name in ("torch", "transformers", "
     assert modules.strip() == "[]"
 
 
-def test_threads_are_asked_for():
+def test_set_threads():
     before = termwise.get_threads()
     x = np.random.default_rng(0).standard_normal((1, 70, 2, 8), dtype=np.float32)
     expected = attention(x, x, x)
@@ -97,8 +97,8 @@ def test_threads_are_asked_for():
         termwise.set_threads(before)
 
 
-def test_the_lock_is_released():
-    # A thread that only counts goes on while attention is computed.
+def test_the_gil_is_released():
+    # A counting thread continues while attention is computed.
     x = np.random.default_rng(0).standard_normal((1, 400, 2, 32))
     counted, done = [0], threading.Event()
 
@@ -119,10 +119,10 @@ def test_the_lock_is_released():
 
 
 @pytest.mark.skipif(os.name != "posix", reason="NOT RUN: needs signals")
-def test_ctrl_c_leaves_a_checkpoint_and_the_run_goes_on(tmp_path):
+def test_ctrl_c_writes_a_checkpoint_and_the_run_resumes(tmp_path):
     code = """
 import signal, sys, json, termwise
-# As in a terminal: what is started in the background of a script ignores it.
+# As in a terminal: background processes of a script ignore SIGINT.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 seen = []
 try:
@@ -164,7 +164,7 @@ def test_results_do_not_depend_on_the_process():
 @pytest.mark.skipif(os.name != "posix", reason="NOT RUN: needs signals")
 @pytest.mark.parametrize("interrupt", [False, True])
 def test_a_panic_in_training_is_an_exception(tmp_path, interrupt):
-    """Ranks that bring nothing make the training loop panic: the call ends, with an Exception."""
+    """Empty results of ranks make the training loop panic. The call raises an Exception."""
     code = """
 import json, signal, sys, time, termwise
 from termwise import _core

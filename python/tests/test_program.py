@@ -1,4 +1,4 @@
-"""The program inside the package behaves as the binary does."""
+"""The program in the package behaves like the binary."""
 
 import os
 import signal

@@ -95,7 +95,7 @@ def test_losses_at_laptop_scale():
 
 
 def rises(file: str) -> dict[str, list[str]]:
-    """Rise of the loss by method, one value per budget: the mean over texts of the means over contexts."""
+    """Loss increase by method, one value per budget: the mean over texts of the means over contexts."""
     points = results(file)["points"]
     found = {}
     for method in {point["method"] for point in points}:

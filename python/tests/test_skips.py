@@ -1,4 +1,4 @@
-"""TERMWISE_REQUIRE is read as by the Rust tests and by .ci/python."""
+"""TERMWISE_REQUIRE has the same meaning as in the Rust tests and in .ci/python."""
 
 import os
 import subprocess
@@ -19,7 +19,7 @@ def test_a_missing_need_skips_or_fails(monkeypatch, required, fails):
 
 @pytest.mark.parametrize(("required", "fails"), [("", False), ("torch", False), ("all", True)])
 def test_every_skip_is_a_failure_if_all_are_required(tmp_path, required, fails):
-    """Also skips that are not made by `need`."""
+    """Includes skips that do not use `need`."""
     (tmp_path / "conftest.py").write_text((Path(__file__).parent / "conftest.py").read_text())
     (tmp_path / "test_one.py").write_text("import pytest\n\ndef test_one():\n    pytest.importorskip('no_such_module')\n")
     run = subprocess.run(

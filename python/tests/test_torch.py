@@ -1,4 +1,4 @@
-"""The operators of PyTorch: against the reference, and in everything that PyTorch does with operators."""
+"""The PyTorch operators against the reference, and with compilation, checkpointing, pickling and threads."""
 
 import copy
 import gc
@@ -50,7 +50,7 @@ def test_operator_is_the_reference(text):
         assert rms(y.detach(), expected) < bound
         for name, x in given.items():
             if x.requires_grad:
-                # Gradients of single numbers are sums of many with both signs.
+                # Gradients of scalars are sums of many terms of both signs.
                 assert gradient_error(name, x.grad, gradients) < 5 * bound, name
 
 
@@ -79,7 +79,7 @@ def test_opcheck(dtype, lengths):
     y, *saved = torch.ops.termwise.attention(*arguments)
     plain = [x.detach() for x in (q, k, v)]
     backward = (*plain, [x.detach() for x in extras], lengths, None, [x.detach() for x in saved], torch.ones_like(y), text, 100.0, "auto", False)
-    # The backward operator has no gradient of its own.
+    # The backward operator is not differentiable.
     torch.library.opcheck(torch.ops.termwise.attention_backward.default, backward)
 
 
@@ -148,7 +148,7 @@ def test_scale():
 
 
 def test_no_copies_of_contiguous_float32(monkeypatch):
-    """The arrays that reach the engine lie where the tensors do; strides of a packed tensor included."""
+    """The engine receives the memory of the tensors, including strided slices of a packed tensor."""
     seen = []
     real = termwise._attention._layer("softmax", 4, 4, 16, 16, None)
 
@@ -218,12 +218,12 @@ def test_two_forwards_before_one_backward():
 @pytest.mark.parametrize("engine, mode", [("auto", "auto"), ("reference", "auto"), ("torch", "auto"), ("torch", "chunk=2"), ("torch", "naive")])
 def test_second_derivatives_are_refused(text, engine, mode):
     if text == "softmax" and mode in ("chunk=2", "naive"):
-        # No chunks; and the naive formula of softmax is differentiated by autograd as often as wanted.
+        # Softmax has no chunked mode, and autograd differentiates its naive formula any number of times.
         return
     x, w = torch.randn(1, 4, 1, 4, requires_grad=True, dtype=torch.float64), torch.randn(4, 4, requires_grad=True, dtype=torch.float64)
     q = x @ w
     (grad,) = torch.autograd.grad((attention(q, q, q, text, engine=engine, mode=mode) ** 2).sum(), x, create_graph=True)
-    # Part of it goes by w alone, and would be the whole if the rest were dropped.
+    # Part of the second derivative depends on w only; it must not be returned as the whole.
     with pytest.raises(RuntimeError):
         (grad**2).sum().backward()
 
@@ -263,7 +263,7 @@ def _decoded(module, x, answers):
 
 
 def test_modules_and_states_go_to_spawned_processes():
-    """The module goes there, and its state comes back."""
+    """A module is sent to a spawned process, and its state is returned."""
     module, x = Attention(16, 2, variant="taylor=0..2 out", rope=100.0), torch.randn(1, 5, 16)
     context = torch.multiprocessing.get_context("spawn")
     answers = context.Queue()
@@ -282,7 +282,7 @@ def test_variants_are_copied_and_pickled():
 
 
 def test_the_torch_engine_breaks_the_graph_of_the_compiler_once():
-    """The reason is in docs/python.md: blocks are planned in Python. Without fullgraph it works."""
+    """Blocks are planned in Python (docs/python.md). Compilation without fullgraph works."""
     module = Attention(16, 2, variant="taylor=0..2 norm=rms", engine="torch")
     x = torch.randn(1, 9, 16, requires_grad=True)
     expected = module(x)
@@ -292,7 +292,7 @@ def test_the_torch_engine_breaks_the_graph_of_the_compiler_once():
     assert rms(torch.autograd.grad(y.sum(), x)[0], torch.autograd.grad(expected.sum(), x)[0]) < 1e-5
 
 
-def test_layers_that_are_gone_are_forgotten(stories):
+def test_deleted_layers_are_unregistered(stories):
     before = len(termwise.torch._attention._registered)
     layers = [Layer("softmax", heads=2, dim=4) for _ in range(5)]
     assert len({termwise.torch._attention.register(layer) for layer in layers * 2}) == 5
@@ -302,7 +302,7 @@ def test_layers_that_are_gone_are_forgotten(stories):
     assert len(termwise.torch._attention._registered) == before
 
 
-def test_denominators_that_are_not_positive_are_warned_of():
+def test_nonpositive_denominators_cause_a_warning():
     x = torch.randn(1, 30, 2, 8)
     with pytest.warns(RuntimeWarning, match="denominator of batch row 0"):
         attention(4 * x, -x, x, "taylor=0..1")
@@ -321,7 +321,7 @@ def test_a_module_for_every_variant(text):
     again = termwise.torch.Attention(24, 4, kv_heads=2, dim=16, variant=text)
     again.load_state_dict(module.state_dict())
     assert torch.equal(again(x), y)
-    # Causal: what comes later changes nothing before.
+    # Causality: later inputs do not change earlier outputs.
     x[:, 5:] += 1
     assert rms(module(x)[:, :5].detach(), y[:, :5].detach()) < 1e-5
 
@@ -352,7 +352,7 @@ def test_a_module_for_every_variant(text):
         (lambda a: a.update(backend="flex", mode="chunk"), ValueError, "needs mode='parallel'"),
     ],
 )
-def test_what_cannot_be_says_why(change, error, words):
+def test_invalid_arguments_are_rejected_with_a_reason(change, error, words):
     given = dict(zip("qkv", torch.randn(3, 2, 5, 2, 4)))
     change(given)
     with pytest.raises(error) as raised:
@@ -367,7 +367,7 @@ def test_sizes_of_a_module_are_checked():
 
 @pytest.mark.parametrize("text", VARIANTS.values())
 def test_memory_of_fixed_size(text):
-    """The same as for arrays; gradients where there are some, and elsewhere one sentence, at once."""
+    """Outputs equal those for arrays. Inference-only variants raise an error before the computation if gradients are required."""
     layer, q, k, v, extras = drawn(next(name for name, other in VARIANTS.items() if other == text))
     expected, without = layer(q, k, v, **extras), layer.variants[0].inference_only
     q, k, v = (torch.from_numpy(x) for x in (q, k, v))
@@ -414,7 +414,7 @@ def test_layouts_and_mixtures_of_gradients():
     turned = [x.transpose(1, 2) for x in (q, k, v)]
     expected = attention(*(x.contiguous() for x in turned))
     assert torch.equal(attention(*turned), expected)
-    # Only some have gradients; those of others are not asked for.
+    # Only some inputs require gradients.
     for wanted in ([0], [1], [2], [0, 2]):
         given = [x.clone().contiguous().requires_grad_(i in wanted) for i, x in enumerate(turned)]
         attention(*given).sum().backward()
@@ -455,7 +455,7 @@ def test_the_tutorial(tmp_path, monkeypatch, capsys):
 
 
 def test_ten_threads_train_at_once():
-    """Forward and backward in ten threads: each as alone, bit for bit."""
+    """Forward and backward in ten threads: bit-identical to a single thread."""
     import threading
 
     def gradients(seed):
@@ -493,8 +493,8 @@ def test_a_forked_worker_computes():
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
-def test_numbers_that_are_none_are_shown_and_not_hidden(bad):
-    """Every position that sees one shows it. Those before it in the same tile may do so, too: a weight of zero times NaN is NaN."""
+def test_nan_and_infinite_inputs_propagate(bad):
+    """Every position that sees such a key has an invalid output. Earlier positions of the same tile may also have one, because 0 · NaN is NaN."""
     q, k, v = torch.randn(3, 1, 20, 2, 8)
     expected = attention(q, k, v, "taylor=0..2")
     v[0, 11, 0, 3] = bad

@@ -1,4 +1,4 @@
-"""PyTorch's engine against the reference of the extension, which is the formula in plain loops, in float64: all presets and parts, all modes, all gradients."""
+"""The PyTorch engine against the float64 reference of the extension: all presets, parts, modes and gradients."""
 
 import numpy as np
 import pytest
@@ -18,7 +18,7 @@ from termwise.torch.engine import attend, blocked, naive, states
 
 SIZES = {"heads": 4, "kv_heads": 2, "dim": 6, "value_dim": 5, "rope": 100.0}
 
-#: What presets leave out: every part of the algebra's second half, and combinations in which one acts on another.
+#: Parts and interacting combinations that no preset contains.
 MORE = [
     "softmax window=5 sinks=2 far(taylor=0..2 dim=4)",
     "softmax window=5 sinks=2 far(taylor=0..2) decay=softplus",
@@ -49,7 +49,7 @@ MIXED = [
 def tensors(layer, dtype, **sizes):
     q, k, v, extras = inputs(layer, dtype=np.float64, **sizes)
     if any("write=delta" in str(v) for v in layer.variants):
-        # Keys of length about one: the rule grows without bound otherwise.
+        # Keys have a norm of about one: otherwise the delta rule diverges.
         k = 0.5 * k
     return {name: torch.tensor(x, dtype=dtype, requires_grad=True) for name, x in {"q": q, "k": k, "v": v, **extras}.items()}
 
@@ -86,7 +86,7 @@ def small_blocks(monkeypatch):
 
 @pytest.mark.parametrize("text", [*termwise.presets(), *MORE, *random_variants(60, seed=5), *map(tuple, MIXED)], ids=str)
 def test_engine_is_the_reference(text, small_blocks):
-    # One preset projects to 16 dimensions, and there must be as many.
+    # One preset projects to 16 dimensions, so heads have at least 16.
     layer = Layer(text if isinstance(text, str) else list(text), **{**SIZES, "dim": 16 if text == "based" else 6})
     dy = torch.tensor(np.random.default_rng(3).standard_normal((2, 37, 4, 5)))
     given = tensors(layer, torch.float64, time=37)
@@ -96,7 +96,7 @@ def test_engine_is_the_reference(text, small_blocks):
         assert rms(found, y) < 1e-9, f"{mode}: y is off by {rms(found, y):.1e}"
         for name, g in found_grads.items():
             assert gradient_error(name, g, grads) < 1e-8, f"{mode}: the gradient of {name} is off by {gradient_error(name, g, grads):.1e}"
-    # float32, as it is used.
+    # float32, the type in use.
     narrow = {name: x.detach().float().requires_grad_(x.requires_grad) for name, x in given.items()}
     for mode in modes(layer)[:2]:
         found, found_grads = run(layer, narrow, dy, mode)
@@ -118,7 +118,7 @@ def test_padding_changes_nothing(text, small_blocks):
 
 
 def test_large_scores_do_not_overflow(small_blocks):
-    """Where something cancels it, ρ is taken out of a row: scores of hundreds are as good as any."""
+    """If a later stage cancels it, the log scale ρ is removed from a row, so scores of hundreds are computed accurately."""
     for text in ["softmax", "softmax over=none norm=l2", "taylor=0..20", "power=10 norm=rms over=none", "softmax window=6 far(taylor=0..2) over=sum,sink"]:
         layer = Layer(text, **{**SIZES, "rope": None})
         given = tensors(layer, torch.float64, time=37)
@@ -144,7 +144,7 @@ def test_gradients_by_differences(small_blocks):
 
 
 class Largest(torch.utils._python_dispatch.TorchDispatchMode):
-    """The most values of one tensor that an operation makes."""
+    """Records the number of values of the largest result of an operation."""
 
     values = 0
 
@@ -158,7 +158,7 @@ class Largest(torch.utils._python_dispatch.TorchDispatchMode):
 
 @pytest.mark.parametrize("text, mode", [("softmax", "parallel"), ("softmax window=64 far(taylor=0..2 dim=4)", "chunk"), ("taylor=0..2 write=delta,scale=0.2 over=none", "parallel")])
 def test_memory_is_linear_in_time(text, mode, monkeypatch):
-    """What is kept for the backward pass doubles with T, and nothing on the way is T×T."""
+    """Saved memory is linear in T, and no intermediate tensor is T×T."""
     monkeypatch.setitem(blocked._BUDGET, "cpu", 1 << 16)
     layer = Layer(text, heads=2, kv_heads=1, dim=8, value_dim=8)
     kept, largest = [], []
@@ -194,7 +194,7 @@ def test_bfloat16_keeps_scores_of_polynomials_in_float32():
         assert rms(found.float(), exact) < (1e-2 if text == "softmax" else 4e-3), f"{text}: {rms(found.float(), exact):.1e}"
 
 
-def test_autocast_does_not_reach_inside():
+def test_autocast_does_not_affect_the_engine():
     layer = Layer("taylor=0..4", heads=2, dim=16)
     q, k, v = torch.randn(3, 1, 40, 2, 16)
     q.requires_grad_()
@@ -218,7 +218,7 @@ def test_the_function_takes_the_engine():
 
 
 def test_states_are_the_kernel():
-    """Φ(q)·Φ(k) = (q·k)^n/n!, and as many rows as there are monomials."""
+    """Φ(q)·Φ(k) = (q·k)^n/n!, with one row per monomial."""
     q, k = torch.randn(2, 5, dtype=torch.float64)
     for n in range(5):
         assert len(states.monomials(q, [n])) == states.monomial_count(5, [n])

@@ -20,7 +20,7 @@ from termwise.torch.engine import attention as engine
 pytestmark = pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 SIZES = {"heads": 4, "kv_heads": 2, "dim": 16, "value_dim": 8, "rope": 100.0}
 
-#: Parts beyond those of the presets that it covers.
+#: Covered parts that no preset contains.
 COVERED = [
     "taylor=0..2", "taylor=0..4 norm=l2", "taylor=0..8", "taylor=0..16", "taylor=0,2", "power=2", "power=4 over=none norm=l2", "taylor=0..1 cap=0.9",
     "softmax window=5", "softmax window=4 sinks=2", "softmax window=4 sinks=2 far(taylor=0..2)", "taylor=0..2 window=6 far(taylor=0..4)",
@@ -28,7 +28,7 @@ COVERED = [
     "taylor=0..2 over=length", "taylor=0..2 over=none norm=rms", "softmax over=none norm=l2", "softmax over=none norm=layer", "softmax over=position", "feature=elu",
     "feature=hedgehog", "softmax in out post conv=3 qk_norm=rms", "taylor=0..2 dim=8 scale=0.3",
 ]  # fmt: skip
-#: Others, with a word of the reason.
+#: Variants that are not covered, with a word of the reason.
 REFUSED = {
     "taylor=0..1": "negative", "taylor=0..3": "negative", "power=3": "negative", "linear": "negative", "feature=relu": "negative", "taylor=0..2,coef=learned": "negative",
     "softmax decay=softplus": "depends on the input", "gated_deltanet": "write rule", "softmax window=4 far(feature=elu)": "different features",
@@ -46,7 +46,7 @@ def covered_presets():
 
 @pytest.fixture(autouse=True)
 def few_compilations():
-    """Each case is another function to the compiler, which gives up after some."""
+    """Each case is a new function for the compiler, which has a limit of recompilations."""
     torch._dynamo.reset()
 
 
@@ -158,7 +158,7 @@ def test_no_backward_on_the_cpu():
 
 
 def test_one_variant_is_compiled_once():
-    """The compiler gives up after some versions of a function: calls of one variant must be one."""
+    """The compiler limits recompilations, so all calls of a variant must share one compiled function."""
     x = torch.randn(1, 12, 2, 8)
     graphs = []
     for _ in range(20):

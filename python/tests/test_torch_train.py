@@ -1,4 +1,4 @@
-"""Training with PyTorch: the same run as that of the native engine, on one process or two, and from one to the other."""
+"""Training with PyTorch equals the native engine: one process, two processes, and resuming with the other engine."""
 
 import json
 import os
@@ -48,7 +48,7 @@ threads = 1
 
 def write(folder: Path, text: str) -> Path:
     file = folder / "settings.toml"
-    # A key of `text` takes the place of the one above: TOML has none twice.
+    # A key of `text` replaces the default: TOML does not allow duplicate keys.
     keys = {line.split("=")[0].strip() for line in text.splitlines()}
     base = "".join(line for line in SETTINGS.splitlines(keepends=True) if line.split("=")[0].strip() not in keys)
     file.write_text(base + text)
@@ -105,23 +105,23 @@ def test_fifty_steps_are_those_of_the_native_engine(attention, tmp_path):
     difference = np.abs(a - b)[: 25 if attention == "gated_deltanet" else 50]
     assert difference.max() < 1e-3, f"losses differ by {difference.max():.1e}"
     assert np.abs(a - b).max() < 1e-2
-    # Everything else that a line says, too: rates, tokens, norms; and evaluations.
+    # Also learning rates, tokens, gradient norms and evaluations.
     for one, other in zip(lines(tmp_path / "native"), lines(tmp_path / "torch"), strict=True):
         assert (one["step"], one["lr"], one["tokens"]) == (other["step"], other["lr"], other["tokens"])
-        # Roundings grow along a run; where a norm divides by what may be small, as after a delta rule, they grow fast. At equal weights gradients agree: see the next test.
+        # Rounding errors grow during training, and quickly if a norm divides by small values, as after a delta rule. The next test compares gradients at equal weights.
         part = 1e-2 if attention != "gated_deltanet" or one["step"] <= 10 else 0.1
         assert abs(one["grad_norm"] - other["grad_norm"]) < part * one["grad_norm"]
     for one, other in zip(lines(tmp_path / "native", "held_out"), lines(tmp_path / "torch", "held_out"), strict=True):
         assert abs(one["loss"] - other["loss"]) < 1e-3 and one["recall"]["tokens"] == other["recall"]["tokens"]
         assert abs(one["recall"]["loss"] - other["recall"]["loss"]) < 1e-3
-    # The folder is a run like any other, but for who made it.
+    # The run folder equals that of a native run, except for its provenance.
     files = [{str(p.relative_to(run)) for p in run.rglob("*") if "tfevents" not in p.name} for run in (tmp_path / "native", tmp_path / "torch")]
     assert files[0] == files[1]
     assert 'engine = "torch"' in (tmp_path / "torch" / "settings.toml").read_text()
 
 
 class Watched(Learner):
-    """Keeps the gradients of its last step, in float32 and by the same code in float64."""
+    """Stores the gradients of its last step, in float32 and in float64."""
 
     def gradient(self, batches):
         super().gradient(batches)
@@ -142,7 +142,7 @@ def moments(run: Path, step: int) -> dict[str, np.ndarray]:
 @pytest.mark.parametrize("before", [0, 20])
 @pytest.mark.parametrize("attention", ["gated_softmax", "gated_deltanet"])
 def test_at_equal_weights_both_gradients_are_those_of_float64(attention, before, tmp_path):
-    """Tensor by tensor, at the beginning and in the midst of a run. That of the native engine is what its first moments have taken in."""
+    """Compares each tensor at the start and in the middle of a run. Native gradients are derived from the first moments of AdamW."""
     file = write(tmp_path, f'attention = "{attention}"\nhorizon = 30\nbeta1 = 0.5\nclip = 0.0\n')
     run, other, known = tmp_path / "run", tmp_path / "other", {}
     if before:
@@ -166,7 +166,7 @@ def test_at_equal_weights_both_gradients_are_those_of_float64(attention, before,
     after = moments(run, before + 1)
     usual = np.sqrt(np.mean(np.concatenate([g.ravel() for g in learners[0].wide.values()]) ** 2))
     for name, expected in learners[0].wide.items():
-        # Some cancel, as that of a gate before a norm that takes its factor back: rounding is then that of what cancels.
+        # Some gradients cancel, such as that of a gate before a norm, so their rounding error is that of the terms.
         bound = 5e-5 * max(np.sqrt(np.mean(expected**2)), 0.1 * usual)
         found = (after[name] - 0.5 * known.get(name, 0.0)) / 0.5
         for engine, gradient in (("torch", learners[0].short[name]), ("native", found)):
@@ -174,7 +174,7 @@ def test_at_equal_weights_both_gradients_are_those_of_float64(attention, before,
             assert error < bound, f"{engine}, {name}: {error:.1e}, {bound:.1e} allowed"
 
 
-def test_an_engine_goes_on_where_the_other_was(tmp_path):
+def test_runs_resume_with_the_other_engine(tmp_path):
     file = write(tmp_path, 'attention = "gated_softmax"\nhorizon = 30\n')
     native("--config", file, "--steps", 30, "--runs", tmp_path, "--name", "whole")
     run = tmp_path / "run"
@@ -183,7 +183,7 @@ def test_an_engine_goes_on_where_the_other_was(tmp_path):
     native("--config", file, "--resume", run, "--engine", "native", "--steps", 30)
     assert len(losses(run)) == 30
     assert np.abs(losses(run) - losses(tmp_path / "whole")).max() < 1e-3
-    # Weights follow each other closely only if moments came along, and steps of AdamW are counted on.
+    # Weights stay close only if the moments and the step count of AdamW are restored.
     assert apart(run, tmp_path / "whole") < 2e-2
     state = json.loads(next((run / "checkpoints").glob("step-00000030")).joinpath("state.json").read_text())
     assert (state["step"], state["updates"], state["data_index"]) == (30, 30, 30)
@@ -197,13 +197,13 @@ def test_two_processes_are_one(tmp_path):
     assert apart(tmp_path / "two", tmp_path / "one") < 1e-4
     one, two = (lines(tmp_path / run, "held_out")[0] for run in ("one", "two"))
     assert abs(one["loss"] - two["loss"]) < 1e-5 and one["tokens"] == two["tokens"]
-    # And one goes on where two were.
+    # One process resumes a run of two.
     with_torch(file, "--folder", tmp_path / "two", "--resume", "--steps", 12)
     assert len(losses(tmp_path / "two")) == 12
 
 
 def test_parameters_spread_over_processes(tmp_path):
-    """FSDP, with activations computed again; five rows, so that one process has more than the other."""
+    """FSDP with activation checkpointing. Five rows, so one process has more rows than the other."""
     file = write(tmp_path, 'attention = "softmax norm=rms"\nsteps = 6\nbatch = 5\neval_every = 6\neval_batches = 3\n'.replace("batch = 5", ""))
     with_torch(file, "--folder", tmp_path / "one", "--batch", 5)
     torchrun(2, file, "--folder", tmp_path / "spread", "--batch", 5, "--shard", "--checkpoint-activations")
@@ -214,8 +214,8 @@ def test_parameters_spread_over_processes(tmp_path):
     with_torch(file, "--folder", tmp_path / "spread", "--resume", "--batch", 5, "--steps", 8)
 
 
-def test_ways_to_compute(tmp_path):
-    """bfloat16 products stay close; activations computed again change nothing."""
+def test_precision_and_activation_checkpointing(tmp_path):
+    """bfloat16 products are close to float32; activation checkpointing does not change results."""
     file = write(tmp_path, 'attention = "taylor=0..2"\nsteps = 8\nmicro_batches = 2\n')
     with_torch(file, "--folder", tmp_path / "plain")
     with_torch(file, "--folder", tmp_path / "again", "--checkpoint-activations")
@@ -223,11 +223,11 @@ def test_ways_to_compute(tmp_path):
     assert np.array_equal(losses(tmp_path / "plain"), losses(tmp_path / "again"))
     difference = np.abs(losses(tmp_path / "plain") - losses(tmp_path / "bf16")).max()
     assert 0 < difference < 0.05
-    # Parameters are float32 always.
+    # Parameters are always float32.
     assert apart(tmp_path / "bf16", tmp_path / "plain") < 0.3
 
 
-def test_a_run_that_cannot_be_says_why(tmp_path, capfd):
+def test_invalid_runs_are_rejected_with_a_reason(tmp_path, capfd):
     file = write(tmp_path, 'attention = "softmax"\nsteps = 2\nlr = -1\n'.replace("lr = -1", ""))
     assert main(["--device", "cpu", "--quiet", str(file), "--folder", str(tmp_path / "run"), "--attention", "softmaxx"]) == 2
     assert "softmaxx" in capfd.readouterr().err and not (tmp_path / "run").exists()
@@ -236,7 +236,7 @@ def test_a_run_that_cannot_be_says_why(tmp_path, capfd):
 
 
 def test_flags_are_those_of_the_program(tmp_path, monkeypatch):
-    """As ``--help`` has them: a value after its flag or behind an equals sign, with spaces or without, before files or after them."""
+    """Flags as in ``--help``: the value after a space or an equals sign, before or after files."""
     monkeypatch.chdir(tmp_path)
     file = write(tmp_path, "")
     small = ["--batch", "2", "--log-every", "1"]
@@ -265,14 +265,14 @@ def test_the_documented_command(tmp_path):
     assert tomllib.loads(settings.read_text())["steps"] == 3
 
 
-def test_the_papers_models_on_the_meta_device_and_cut_down(tmp_path):
-    """Every model of ``reproduce --scale paper``: its parameters at full size; a step without numbers, forward and backward, with 2 of its 20 layers, which are all alike, and 2 of
-    its 36 rows, all other sizes as they are; and ten real steps of each attention in a small model."""
+def test_the_papers_models_on_the_meta_device_and_reduced(tmp_path):
+    """Every model of ``reproduce --scale paper``: parameters at full size; forward and backward on the meta device with 2 of 20 equal layers and 2 of
+    36 rows; and ten real steps of each attention in a small model."""
     done = subprocess.run([sys.executable, "-m", "termwise", "reproduce", "--scale", "paper", "--out", str(tmp_path)], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     files = sorted((tmp_path / "runs").glob("*.toml"))
     assert len(files) > 10
-    # Models of one attention and size differ in their seeds and data alone.
+    # Models with the same attention and size differ in seeds and data only.
     models, sizes = {}, set()
     for file in files:
         settings, config = termwise._core.model_of_settings(file.read_text(), dry_run.VOCABULARY)

@@ -91,16 +91,16 @@ pub fn run(request: &Request, monitor: &Monitor) -> Result<Evaluated, Error> {
     let mut slices = None;
     let (evaluation, nonpositive) = match &request.slices {
         None => evaluate_with(&model, source.as_ref(), windows, request.batches, options, &*request.collective)?,
-        Some(asked) => {
+        Some(requested) => {
             if request.collective.size() > 1 {
                 let expected = "use one process: --slices needs the loss of every position".into();
                 let (place, key, found) = (String::new(), "ranks".into(), request.collective.size().to_string());
                 return Err(termwise_train::Error::Setting { place, key, found, expected }.into());
             }
-            let mut counter = SliceCounter::new(asked.ngram);
+            let mut counter = SliceCounter::new(requested.ngram);
             let mut observe = |rows: &Rows, losses: &[f64]| counter.add(rows, losses);
             let found = evaluate_observed(&model, source.as_ref(), windows, request.batches, options, &mut observe)?;
-            let training = training_text(request, asked, &folder, trained.is_some(), monitor)?;
+            let training = training_text(request, requested, &folder, trained.is_some(), monitor)?;
             slices = Some(counter.finish(Some(&counter.count_in(training.as_deref().unwrap_or(source.as_ref()))?)));
             found
         }
@@ -115,15 +115,15 @@ pub fn run(request: &Request, monitor: &Monitor) -> Result<Evaluated, Error> {
 /// there is none.
 fn training_text(
     request: &Request,
-    asked: &SliceOptions,
+    requested: &SliceOptions,
     folder: &Path,
     is_run: bool,
     monitor: &Monitor,
 ) -> Result<Option<Box<dyn Source>>, Error> {
     let mut text = request.text.clone();
-    if !asked.train_data.is_empty() {
+    if !requested.train_data.is_empty() {
         text.held_out_only = false;
-        let names = asked.train_data.iter().cloned().map(toml::Value::String).collect();
+        let names = requested.train_data.iter().cloned().map(toml::Value::String).collect();
         text.settings.insert("data".into(), toml::Value::Array(names));
     } else if is_run && text.has("data") {
         text.settings.remove("data");

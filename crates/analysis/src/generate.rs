@@ -13,7 +13,7 @@ use termwise_model::decode::{Decoder, DecoderOptions, MemoryPolicy, SamplingOpti
 use termwise_model::generate::{GenerateError, GenerationEvent, GenerationOptions, GenerationStats, TextGenerator, prompts};
 use termwise_model::weights::FloatType;
 use termwise_model::{Config, Model};
-use termwise_report::{Block, Document, Documented, Section, counted, thousands, three};
+use termwise_report::{Block, Document, Documented, Section, counted, sig3, thousands};
 use termwise_train::source::language_of;
 
 use crate::Error;
@@ -168,7 +168,7 @@ impl RecallAnswer {
     fn sentence(&self) -> String {
         let RecallAnswer { document, key, stated, generated } = self;
         let verdict = if self.is_right() { "right" } else { "wrong" };
-        format!("held-out document {document} asks for {key} and states `{key} {stated}`; the model answers {generated}: {verdict}")
+        format!("held-out document {document} queries {key} and states `{key} {stated}`; the model predicts {generated}: {verdict}")
     }
 }
 
@@ -181,7 +181,7 @@ impl Generation {
     /// The answer and the notes, one sentence per line.
     pub fn summary_lines(&self) -> Vec<String> {
         let answer = self.answer.as_ref().map(|answer| {
-            [answer.sentence(), "ask your own with --prompt \"k3 v7 k9 v1 ? k3\", or about other documents with --seed 2, 3, …".to_owned()]
+            [answer.sentence(), "query other text with --prompt \"k3 v7 k9 v1 ? k3\", or other documents with --seed 2, 3, …".to_owned()]
         });
         answer.into_iter().flatten().chain(self.notes.iter().cloned()).collect()
     }
@@ -330,7 +330,7 @@ fn notes(stats: GenerationStats, config: &Config, constant: bool, memory: Memory
         && (switched > 0 || matches!(memory, MemoryPolicy::Truncate(_)))
         && let Ok(cut) = Truncation::new(order, largest_score)
     {
-        let (score, bound) = (three(largest_score), cut.of_sum());
+        let (score, bound) = (sig3(largest_score), cut.of_sum());
         // An output and its truncation are both means of value vectors: 2 bounds any error.
         let _ = match bound < 2.0 {
             true => writeln!(
@@ -386,7 +386,7 @@ mod tests {
         let question = Question { text: "k3 v7 ? k3".into(), key: "k3".into(), answer: "v7".into() };
         let text = |text: &str| GeneratedText { index: 0, prompt: question.text.clone(), text: text.into(), tokens: 2 };
         let right = answer(&question, &text("k3 v7 ? k3 v7 ? v9"), 1).expect("a token");
-        assert!(right.is_right() && right.sentence().ends_with("answers v7: right"), "{right:?}");
+        assert!(right.is_right() && right.sentence().ends_with("predicts v7: right"), "{right:?}");
         assert!(!answer(&question, &text("k3 v7 ? k3 v9 v7"), 1).expect("a token").is_right());
         assert_eq!(answer(&question, &text("k3 v7 ? k3"), 1), None);
     }

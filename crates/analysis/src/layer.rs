@@ -92,7 +92,7 @@ impl<R: Real> Layer<R> {
             let n = spec.values(rows);
             let (mean, spread) = match spec.aux.kind {
                 AuxKind::NormWeight | AuxKind::Coefficients | AuxKind::QNorm | AuxKind::KNorm => (1.0, 0.3),
-                // A given decay is the log of what stays at each step.
+                // A given decay is the log of the decay factor per step.
                 AuxKind::DecayGate if heads.iter().any(|head| matches!(head.decay, Some(Decay::GivenDecay(_)))) => (-0.3, 0.2),
                 AuxKind::DecayRate => (-1.0, 0.3),
                 AuxKind::NormBias => (0.0, 0.3),
@@ -258,17 +258,17 @@ fn plan(heads: &[Variant], shape: &Shape, rope: &Rope) -> Result<Planned, Error>
 /// A shape in the symbols of the legend.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Sizes {
-    /// B
+    /// Batch rows, B.
     pub batch: usize,
-    /// T
+    /// Positions, T.
     pub time: usize,
-    /// H
+    /// Query heads, H.
     pub heads: usize,
-    /// G
+    /// KV heads, G.
     pub kv_heads: usize,
-    /// d
+    /// Head dimension of q and k, d.
     pub d: usize,
-    /// e
+    /// Head dimension of v, e.
     pub e: usize,
 }
 

@@ -186,14 +186,14 @@ impl Parts {
 }
 
 impl ScoreFn {
-    fn new(weighing: &termwise_attention::ScoreFn) -> ScoreFn {
+    fn new(score_fn: &termwise_attention::ScoreFn) -> ScoreFn {
         ScoreFn {
-            kernel: Weight::new(&weighing.kernel),
-            scale: weighing.scale,
-            cap: weighing.cap,
-            clamp: weighing.clamp,
-            dim: weighing.dim,
-            state: if weighing.has_finite_map() { weighing.kernel.polynomial() } else { None },
+            kernel: Weight::new(&score_fn.kernel),
+            scale: score_fn.scale,
+            cap: score_fn.cap,
+            clamp: score_fn.clamp,
+            dim: score_fn.dim,
+            state: if score_fn.has_finite_map() { score_fn.kernel.polynomial() } else { None },
         }
     }
 }

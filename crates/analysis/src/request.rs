@@ -34,8 +34,8 @@ impl Monitor<'_> {
     ///
     /// # Errors
     /// If there is no such model.
-    pub fn model_folder(&self, asked: Option<&str>) -> Result<PathBuf> {
-        let Named { folder, taken } = resolve::model(asked)?;
+    pub fn model_folder(&self, requested: Option<&str>) -> Result<PathBuf> {
+        let Named { folder, taken } = resolve::model(requested)?;
         if let Some(taken) = taken {
             (self.message)(&format!("model: {taken}"));
         }

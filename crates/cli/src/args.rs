@@ -206,8 +206,8 @@ pub(crate) fn size(most: u64) -> RangedU64ValueParser<usize> {
 
 /// A parser of truncation orders.
 pub(crate) fn order() -> fn(&str) -> Result<usize, String> {
-    const MOST: usize = termwise_attention::parts::kernel::taylor::MAX_ORDER;
-    |text| text.parse().ok().filter(|&order| order <= MOST).ok_or_else(|| format!("it must be a whole number from 0 to {MOST}"))
+    const MAX: usize = termwise_attention::parts::kernel::taylor::MAX_ORDER;
+    |text| text.parse().ok().filter(|&order| order <= MAX).ok_or_else(|| format!("it must be a whole number from 0 to {MAX}"))
 }
 
 pub const LARGE: u64 = 1 << 20;

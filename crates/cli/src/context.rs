@@ -10,7 +10,7 @@ use termwise_analysis::request::Monitor;
 use termwise_base::provenance::Provenance;
 use termwise_base::{files, threads};
 use termwise_report::{Document, Documented, Terminal, to_json, write};
-use termwise_train::log::tell;
+use termwise_train::log::print_line;
 
 use crate::args::Cli;
 use crate::error::{Exit, Failure};
@@ -20,7 +20,7 @@ use crate::ranks::Ranks;
 /// Columns if the width of the terminal is unknown.
 const WIDTH: usize = 100;
 /// The largest line width, for readability.
-const WIDEST: usize = 160;
+const MAX_WIDTH: usize = 160;
 
 /// When to color output.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
@@ -102,7 +102,7 @@ impl<'a> Context<'a> {
         self.ranks.collective.rank() > 0
     }
 
-    /// The words that start this program again.
+    /// The arguments that start this program again.
     pub fn respawn_argv(&self) -> Result<Vec<OsString>, Failure> {
         match &self.respawn_argv {
             Some(words) => Ok(words.clone()),
@@ -130,7 +130,7 @@ impl<'a> Context<'a> {
     ) -> Result<(T, bool), Failure> {
         let stop = stopping.map(stop_on_interrupt).unwrap_or_default();
         let bar = Bar::new(quiet || self.is_silent());
-        let (progress, message) = (|done, of, what: &str| bar.at(done, of, what), |text: &str| bar.tell(text));
+        let (progress, message) = (|done, of, what: &str| bar.at(done, of, what), |text: &str| bar.print_line(text));
         let monitor = Monitor { stop: &stop, progress: &progress, message: &message };
         let found = self.pool()?.install(|| work(&monitor)).map_err(Into::into)?;
         drop(bar);
@@ -142,11 +142,11 @@ impl<'a> Context<'a> {
         if self.is_silent() {
             return Ok(());
         }
-        // Files first: they are also wanted if the reader of standard output closes the pipe.
+        // Files are written first, because the reader of standard output may have closed the pipe.
         let page = output.out.as_deref().map(|folder| write(result, folder, Some(&self.provenance))).transpose()?;
         self.print(result, output.print)?;
         if let Some(page) = page.filter(|_| !output.print.quiet) {
-            tell(&format!("written: {}", page.display()));
+            print_line(&format!("written: {}", page.display()));
         }
         Ok(())
     }
@@ -202,5 +202,5 @@ impl<'a> Context<'a> {
 pub fn width() -> usize {
     let asked = || std::env::var("COLUMNS").ok()?.parse().ok();
     let found = terminal_size::terminal_size_of(io::stdout()).map(|(width, _)| usize::from(width.0)).or_else(asked);
-    found.unwrap_or(WIDTH).clamp(20, WIDEST)
+    found.unwrap_or(WIDTH).clamp(20, MAX_WIDTH)
 }

@@ -2,7 +2,7 @@
 
 use std::io;
 
-use termwise_train::run::{LOCKED, STOPPED};
+use termwise_train::run::{EXIT_INTERRUPTED, EXIT_LOCKED};
 
 /// An exit code. A named model, text or settings file that is missing is a usage error in every command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -11,8 +11,8 @@ pub enum Exit {
     Failure = 1,
     Usage = 2,
     Partial = 3,
-    Locked = LOCKED as isize,
-    Interrupted = STOPPED as isize,
+    Locked = EXIT_LOCKED as isize,
+    Interrupted = EXIT_INTERRUPTED as isize,
 }
 
 impl Exit {

@@ -24,7 +24,7 @@ pub use build::here as provenance;
 use std::ffi::OsString;
 use std::io::{self, Write};
 
-use termwise_train::log::{draw, readable, tell};
+use termwise_train::log::{draw, print_line, readable};
 
 use args::{Cli, Command};
 use context::Context;
@@ -52,7 +52,7 @@ pub fn run(args: impl IntoIterator<Item = OsString>, respawn_argv: Option<Vec<Os
 
 fn fail(message: &str, exit: Exit) -> Exit {
     if !message.is_empty() {
-        tell(&format!("error: {message}"));
+        print_line(&format!("error: {message}"));
     }
     exit
 }

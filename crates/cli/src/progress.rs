@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use termwise_report::duration;
-use termwise_train::log::tell;
+use termwise_train::log::print_line;
 use termwise_train::metrics::Train;
 use termwise_train::progress::{Event, compact, describe};
 use termwise_train::sweep::Progress;
@@ -30,7 +30,7 @@ pub fn stop_or(doing: &'static str, second: impl Fn() + Send + 'static) -> Arc<A
     let action = move || {
         if !flag.swap(true, Ordering::Relaxed) {
             let _ = first.set(Instant::now());
-            tell(&format!("\n{doing}; press Ctrl-C again to exit at once"));
+            print_line(&format!("\n{doing}; press Ctrl-C again to exit at once"));
         } else if first.get().is_none_or(|at| at.elapsed() > DEBOUNCE) {
             second();
         }
@@ -68,7 +68,7 @@ mod signals {
     use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, Signal, sigaction};
 
     /// The handled signals. Schedulers send SIGUSR1 some time before they end a job.
-    const TAKEN: [Signal; 4] = [Signal::SIGINT, Signal::SIGTERM, Signal::SIGUSR1, Signal::SIGHUP];
+    const HANDLED: [Signal; 4] = [Signal::SIGINT, Signal::SIGTERM, Signal::SIGUSR1, Signal::SIGHUP];
     type Actions = [SigAction; 4];
     /// The previous handlers.
     static BEFORE: Mutex<Option<Actions>> = Mutex::new(None);
@@ -77,7 +77,7 @@ mod signals {
     fn set(actions: Actions) -> Actions {
         std::array::from_fn(|i| {
             // SAFETY: an action ignores the signal, or was installed before by ctrlc or by the caller.
-            let old = unsafe { sigaction(TAKEN[i], &actions[i]) };
+            let old = unsafe { sigaction(HANDLED[i], &actions[i]) };
             // It fails only for signals that cannot be handled.
             old.unwrap_or(actions[i])
         })
@@ -145,7 +145,7 @@ pub struct Bar {
     lines: Mutex<Option<Lines>>,
 }
 
-/// Progress in a log: one line per [`EVERY`].
+/// Progress in a log: one line per [`LOG_INTERVAL`].
 struct Lines {
     /// Its start, the items done by then, and their total.
     begun: Instant,
@@ -157,7 +157,7 @@ struct Lines {
 }
 
 /// Time between two lines of a log.
-const EVERY: Duration = Duration::from_secs(60);
+const LOG_INTERVAL: Duration = Duration::from_secs(60);
 
 impl Bar {
     pub fn new(quiet: bool) -> Bar {
@@ -191,10 +191,10 @@ impl Bar {
             *part = Lines { begun: now, first: done, of, last: done, told: part.told };
         }
         part.last = done;
-        if now.duration_since(part.told) >= EVERY && done > part.first {
+        if now.duration_since(part.told) >= LOG_INTERVAL && done > part.first {
             part.told = now;
             let left = now.duration_since(part.begun).as_secs_f64() * of.saturating_sub(done) as f64 / (done - part.first) as f64;
-            tell(&format!("{done}/{of} {what}, about {} left", duration(left)));
+            print_line(&format!("{done}/{of} {what}, about {} left", duration(left)));
         }
     }
 
@@ -233,26 +233,26 @@ impl Bar {
                 let loss = compact(*loss, 4);
                 let steps = self.line.length().unwrap_or(0);
                 let left = if *step < steps { format!("  {} left", duration(left)) } else { String::new() };
-                self.tell(&format!(
+                self.print_line(&format!(
                     "step {step}/{steps}  loss {loss}  gradient norm {norm}  lr {lr:.3e}  {speed:.0} tokens/s{share}{left}"
                 ));
             }
-            Event::HeldOut(step, evaluation) => self.tell(&format!("step {step}  {}", describe(evaluation))),
-            Event::Remark(text) => self.tell(text),
+            Event::HeldOut(step, evaluation) => self.print_line(&format!("step {step}  {}", describe(evaluation))),
+            Event::Remark(text) => self.print_line(text),
         }
     }
 
     /// Prints a line in logs. A progress bar shows the same.
     pub fn log_line(&self, text: &str) {
         if self.line.is_hidden() {
-            self.tell(text);
+            self.print_line(text);
         }
     }
 
     /// Prints a line above the bar.
-    pub fn tell(&self, text: &str) {
+    pub fn print_line(&self, text: &str) {
         if !self.quiet {
-            self.line.suspend(|| tell(text));
+            self.line.suspend(|| print_line(text));
         }
     }
 }

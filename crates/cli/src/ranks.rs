@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use termwise_train::collective::{Alone, Collective};
-use termwise_train::log::tell;
+use termwise_train::log::print_line;
 
 use crate::error::Failure;
 
@@ -82,7 +82,7 @@ impl Ranks {
         if rank > 0 {
             std::thread::sleep(ERROR_DELAY);
         }
-        tell(&format!("error on rank {rank}: {message}"));
+        print_line(&format!("error on rank {rank}: {message}"));
         self.collective.abort(*exit as u8);
     }
 }

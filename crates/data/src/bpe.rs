@@ -15,7 +15,7 @@ use super::sources;
 use crate::error::{Error, Result};
 
 /// Maximum vocabulary size: the library allocates all of it before reading any text.
-const MOST: usize = 1 << 24;
+const MAX_VOCABULARY: usize = 1 << 24;
 
 /// Settings for training a tokenizer.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -53,8 +53,8 @@ pub fn train(data: &DataConfig, config: &BpeConfig, path: &Path) -> Result<BpeRe
         let problem = format!("of {} is too small: bytes and special tokens need {least}", config.vocabulary);
         return Err(Error::DataSetting { key: "vocabulary", problem });
     }
-    if config.vocabulary > MOST {
-        let problem = format!("of {} is too large: the maximum is {MOST}", config.vocabulary);
+    if config.vocabulary > MAX_VOCABULARY {
+        let problem = format!("of {} is too large: the maximum is {MAX_VOCABULARY}", config.vocabulary);
         return Err(Error::DataSetting { key: "vocabulary", problem });
     }
     let files = sources::files(data)?;
@@ -99,7 +99,7 @@ pub fn train(data: &DataConfig, config: &BpeConfig, path: &Path) -> Result<BpeRe
     }
     trained.map_err(|error| wrong(&error))?;
     if documents == 0 {
-        return Err(Error::DataSource { asked: data.sources.join(", "), problem: "it contains no text".into() });
+        return Err(Error::DataSource { requested: data.sources.join(", "), problem: "it contains no text".into() });
     }
     let text = tokenizer.to_string(true).map_err(|error| wrong(&error))?;
     files::write_whole(path, text.as_bytes())?;

@@ -121,7 +121,7 @@ impl Builtin {
         Builtin::find(name).is_some()
     }
 
-    /// What a task tests, in a few words; `None` if there is no such task.
+    /// A short description of a task; `None` if there is no such task.
     pub fn title(name: &str) -> Option<&'static str> {
         Builtin::find(name).map(|task| task.title)
     }

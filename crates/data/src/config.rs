@@ -152,7 +152,7 @@ impl FromStr for Documents {
             ("line", _) => Ok(Documents::Line),
             ("blank-line", _) => Ok(Documents::BlankLine),
             (_, Some(separator)) if !separator.is_empty() => Ok(Documents::Separator(separator.into())),
-            _ => Err(format!("`{text}` is not a way to split documents; use file, line, blank-line or separator:<text>")),
+            _ => Err(format!("`{text}` is not a document boundary; use file, line, blank-line or separator:<text>")),
         }
     }
 }

@@ -5,9 +5,9 @@ use crate::{Result, Tokenizer};
 /// Number of preceding tokens that are decoded together with new ones, since text may depend on them.
 const CONTEXT: usize = 4;
 /// Incomplete characters: replacement characters at the end that are withheld.
-const INCOMPLETE: usize = 3;
+const MAX_INCOMPLETE: usize = 3;
 /// Maximum number of tokens in a window, in case it never decodes to a complete character.
-const LONGEST: usize = 64;
+const MAX_WINDOW: usize = 64;
 
 /// Decodes one stream of tokens.
 ///
@@ -23,7 +23,7 @@ pub struct Text<'t> {
 impl<'t> Text<'t> {
     /// A stream after these tokens, whose own text is not returned.
     pub fn after(tokenizer: &'t Tokenizer, before: &[u32]) -> Result<Text<'t>> {
-        let mut text = Text { tokenizer, window: Vec::with_capacity(2 * LONGEST), given: 0 };
+        let mut text = Text { tokenizer, window: Vec::with_capacity(2 * MAX_WINDOW), given: 0 };
         let before = before.iter().copied().filter(|&token| (token as usize) < tokenizer.vocabulary());
         text.window.extend(before);
         text.window.drain(..text.window.len().saturating_sub(CONTEXT));
@@ -42,7 +42,7 @@ impl<'t> Text<'t> {
         let end = whole(&text);
         let new = text.get(self.given..end).unwrap_or_default().to_owned();
         self.given = self.given.max(end);
-        if end == text.len() || self.window.len() > LONGEST {
+        if end == text.len() || self.window.len() > MAX_WINDOW {
             self.window.drain(..self.window.len().saturating_sub(CONTEXT));
             self.given = whole(&self.decode()?);
         }
@@ -65,7 +65,7 @@ impl<'t> Text<'t> {
 /// Length of a string without the replacement characters at its end that further tokens may complete.
 fn whole(text: &str) -> usize {
     let mut end = text.len();
-    for _ in 0..INCOMPLETE {
+    for _ in 0..MAX_INCOMPLETE {
         match text[..end].strip_suffix('\u{fffd}') {
             Some(rest) => end = rest.len(),
             None => break,

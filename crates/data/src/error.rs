@@ -20,26 +20,26 @@ pub enum Error {
         problem: String,
     },
     /// A source without usable files.
-    #[error("source `{asked}`: {problem}")]
+    #[error("source `{requested}`: {problem}")]
     DataSource {
         /// As written in the configuration.
-        asked: String,
+        requested: String,
         /// The problem and the remedy.
         problem: String,
     },
     /// A model that cannot be fetched from the hub.
-    #[error("model `{asked}`: {problem}")]
+    #[error("model `{requested}`: {problem}")]
     HubModel {
         /// As the user wrote it.
-        asked: String,
+        requested: String,
         /// The problem and the remedy.
         problem: String,
     },
     /// A feature that this build does not include.
-    #[error("`{asked}` needs {support}, which this build does not include; rebuild with `cargo build --release --features {feature}`")]
+    #[error("`{requested}` needs {support}, which this build does not include; rebuild with `cargo build --release --features {feature}`")]
     LeftOut {
         /// As the user wrote it.
-        asked: String,
+        requested: String,
         /// The missing support.
         support: &'static str,
         /// The feature that enables it.
@@ -93,8 +93,8 @@ impl Error {
 
     /// For requests that need a disabled feature.
     #[allow(dead_code, reason = "unused if all features are enabled")]
-    pub(crate) fn left_out(asked: impl Into<String>, support: &'static str, feature: &'static str) -> Error {
-        Error::LeftOut { asked: asked.into(), support, feature }
+    pub(crate) fn left_out(requested: impl Into<String>, support: &'static str, feature: &'static str) -> Error {
+        Error::LeftOut { requested: requested.into(), support, feature }
     }
 
     /// For `map_err`: adds the action and the path.

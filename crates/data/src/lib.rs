@@ -88,7 +88,8 @@ pub trait Source: Send + Sync + fmt::Debug {
     /// rows without labels.
     fn held_out(&self, index: u64, rows: usize, time: usize, out: &mut Rows) -> Result<bool>;
 
-    /// Training tokens in their order, from `start` on, as many as `out` has room for; their number, 0 past the end. Without a training text: 0.
+    /// Fills `out` with training tokens in order, from `start` on. Returns their number: less than the length of `out` at the end, 0 past the end or without a
+    /// training text.
     fn training_text(&self, _start: u64, _out: &mut [u32]) -> Result<usize> {
         Ok(0)
     }

@@ -77,7 +77,7 @@ impl Mqar {
     /// MQAR with these options.
     ///
     /// # Errors
-    /// If a group is not possible.
+    /// If a group is invalid.
     pub fn new(config: MqarConfig) -> Result<Mqar> {
         let refuse = |problem: String| Error::DataSetting { key: "builtin_options", problem };
         if config.vocabulary < 4 || config.vocabulary > 1 << 24 || !config.vocabulary.is_multiple_of(2) {
@@ -91,7 +91,7 @@ impl Mqar {
                 let numbers: Option<Vec<u64>> = word.split(':').map(|number| number.parse().ok()).collect();
                 let wrong = || refuse(format!("gives {key}={text}; write groups as LENGTH:PAIRS:EXAMPLES, such as 64:4:1000/128:8:1000"));
                 let Some(&[length, pairs, examples]) = numbers.as_deref() else { return Err(wrong()) };
-                // Places for queries must be as many as pairs, and keys and values each at most half of the vocabulary.
+                // Every pair needs a place for its query, and keys and values are each at most half of the vocabulary.
                 let half = (config.vocabulary / 2) as u64;
                 if pairs == 0 || examples == 0 || length % 2 == 1 || length > 1 << 20 || 4 * pairs > length || pairs >= half {
                     let problem = format!(
@@ -111,7 +111,7 @@ impl Mqar {
     /// The options of the mini version, with these above them.
     ///
     /// # Errors
-    /// If the options are not possible.
+    /// If the options are invalid.
     pub fn mini(options: &str) -> Result<Mqar> {
         let own: Vec<&str> = options.split([' ', ',']).filter_map(|word| word.split('=').next()).collect();
         let words = MINI.split(' ').filter(|word| !own.iter().any(|key| word.split('=').next() == Some(key)));
@@ -273,15 +273,15 @@ mod tests {
             }
             let labelled: Vec<usize> = (0..64).filter(|&t| labels[t] != -100).collect();
             assert_eq!(labelled.len(), pairs, "one query per pair");
-            let mut asked = Vec::new();
+            let mut queried_pairs = Vec::new();
             for t in labelled {
                 assert!(t >= 2 * pairs && t < rows.lengths[row] && t % 2 == 0, "position {t}");
                 let pair = keys.iter().position(|&key| key == ids[t]).expect("a key of this example");
                 assert_eq!(labels[t] as u32, values[pair]);
-                asked.push(pair);
+                queried_pairs.push(pair);
             }
-            asked.sort_unstable();
-            assert!(asked.into_iter().eq(0..pairs), "every key is queried once");
+            queried_pairs.sort_unstable();
+            assert!(queried_pairs.into_iter().eq(0..pairs), "every key is queried once");
         }
         // An epoch is every example once.
         assert_eq!(groups, [50, 50]);

@@ -152,7 +152,7 @@ fn build(
 
     let (totals, shards) = writer.finish()?;
     if totals.documents == 0 {
-        return Err(Error::DataSource { asked: config.sources.join(", "), problem: "it contains no text".into() });
+        return Err(Error::DataSource { requested: config.sources.join(", "), problem: "it contains no text".into() });
     }
     let manifest = Manifest {
         version: shards::VERSION,

@@ -12,7 +12,7 @@ use super::{Rows, Source, rng};
 use crate::error::{Error, Result};
 
 /// Distance between positions of the held-out stream with precomputed byte counts.
-const MARK: u64 = 4096;
+const MARK_INTERVAL: u64 = 4096;
 
 /// Text as a source of batches.
 ///
@@ -35,7 +35,7 @@ pub struct TextSource {
     valid: Option<Tokens>,
     split: Split,
     layout: Layout,
-    /// Bytes of held-out text before every [`MARK`]th token, and its document.
+    /// Bytes of held-out text before every [`MARK_INTERVAL`]th token, and its document.
     marks: Vec<Mark>,
     fingerprint: String,
 }
@@ -145,9 +145,9 @@ impl TextSource {
     fn mark(&self) -> Result<Vec<Mark>> {
         let mut marks = Vec::new();
         let mut mark = Mark { document: 0, weight: 0, bytes: 0 };
-        for start in (0..self.split.held.len()).step_by(MARK as usize) {
+        for start in (0..self.split.held.len()).step_by(MARK_INTERVAL as usize) {
             marks.push(mark);
-            self.advance(&mut mark, start, (start + MARK).min(self.split.held.len()))?;
+            self.advance(&mut mark, start, (start + MARK_INTERVAL).min(self.split.held.len()))?;
         }
         Ok(marks)
     }
@@ -157,7 +157,7 @@ impl TextSource {
         let mut ids = Vec::new();
         while start < end {
             let Held { end: stop, bytes, .. } = self.split.held_documents[mark.document];
-            ids.resize((stop.min(end) - start).min(MARK) as usize, 0);
+            ids.resize((stop.min(end) - start).min(MARK_INTERVAL) as usize, 0);
             self.read_held(start, &mut ids)?;
             start += ids.len() as u64;
             mark.weight += self.weight(&ids);
@@ -170,8 +170,8 @@ impl TextSource {
 
     /// Bytes of text before position `at` of the held-out stream.
     fn bytes_before(&self, at: u64) -> Result<u64> {
-        let Some(&(mut mark)) = self.marks.get((at / MARK) as usize) else { return Ok(self.held_out_bytes()) };
-        self.advance(&mut mark, at - at % MARK, at)?;
+        let Some(&(mut mark)) = self.marks.get((at / MARK_INTERVAL) as usize) else { return Ok(self.held_out_bytes()) };
+        self.advance(&mut mark, at - at % MARK_INTERVAL, at)?;
         let partial = self.split.held_documents.get(mark.document).map_or(0, |held| proportion(held.bytes, mark.weight, held.weight));
         Ok(mark.bytes + partial)
     }
@@ -246,8 +246,8 @@ impl TextSource {
         for row in 0..out.rows {
             let place = rng::below(rng::hash(&[seed, index, row as u64, 3]), self.split.train_documents.len());
             let (document, _) = self.split.train_documents.find(place);
-            let asked = self.put_document(out, row, &self.tokens, self.tokens.start(document)?..self.tokens.document(document)?.end)?;
-            out.bytes += self.weight(&asked);
+            let targets = self.put_document(out, row, &self.tokens, self.tokens.start(document)?..self.tokens.document(document)?.end)?;
+            out.bytes += self.weight(&targets);
         }
         Ok(())
     }
@@ -261,10 +261,10 @@ impl TextSource {
             let begin = if number == 0 { 0 } else { documents[number - 1].end };
             let Held { end, bytes, weight } = documents[number];
             let (start, _) = self.split.held.find(begin);
-            let asked = self.put_document(out, row, self.held_text(), start..start + (end - begin))?;
+            let targets = self.put_document(out, row, self.held_text(), start..start + (end - begin))?;
             // All bytes of a document that fits are counted, whatever the sum over its tokens.
-            let whole = asked.len() as u64 + u64::from(self.tokens.manifest().begins) == end - begin;
-            out.bytes += if whole { bytes } else { proportion(bytes, self.weight(&asked), weight) };
+            let whole = targets.len() as u64 + u64::from(self.tokens.manifest().begins) == end - begin;
+            out.bytes += if whole { bytes } else { proportion(bytes, self.weight(&targets), weight) };
         }
         Ok(true)
     }

@@ -13,16 +13,16 @@ use tokenizers::{ModelWrapper, Tokenizer as HuggingFace};
 use crate::error::{Error, Result};
 
 /// Common names of end-of-document tokens, in search order.
-const ENDS: [&str; 9] =
+const END_TOKENS: [&str; 9] =
     ["<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|eos|>", "<|end▁of▁sentence|>", "<|im_end|>", "[EOS]", "[SEP]"];
 
 /// Maximum size of a tokenizer.json; the largest in use have about 30 MB.
-const LARGEST: u64 = 1 << 30;
+const MAX_FILE_BYTES: u64 = 1 << 30;
 /// Token ids from here on are considered damaged: memory is needed for every id up to the largest.
-const MOST_IDS: u64 = 1 << 24;
+const MAX_IDS: u64 = 1 << 24;
 
 /// Maximum factor by which the replacements of a tokenizer may lengthen a text. Those in use replace a space by three bytes.
-const MOST_GROWTH: f64 = 256.0;
+const MAX_GROWTH: f64 = 256.0;
 
 /// Converts between text and tokens. Usable from several threads.
 pub struct Tokenizer {
@@ -72,7 +72,7 @@ impl Tokenizer {
             let problem = format!("there is no such file; name a tokenizer.json, a directory that contains one, or `bytes`{hub}");
             return Err(Error::io("read the tokenizer", name)(std::io::Error::new(std::io::ErrorKind::NotFound, problem)));
         }
-        let file = files::read(&path, LARGEST).map_err(Error::io("read the tokenizer", &path))?;
+        let file = files::read(&path, MAX_FILE_BYTES).map_err(Error::io("read the tokenizer", &path))?;
         Tokenizer::of_json(name, &file, end)
     }
 
@@ -81,15 +81,13 @@ impl Tokenizer {
         let refuse = |problem: String| Error::Tokenizer { name: name.into(), problem };
         let not_one = |error: &dyn fmt::Display| refuse(format!("not a tokenizer.json in Hugging Face format: {error}"));
         let description: Value = serde_json::from_slice(file).map_err(|error| not_one(&error))?;
-        if let Some(id) = largest_id(&description).filter(|&id| id >= MOST_IDS) {
-            return Err(refuse(format!("it has a token with the id {id}; ids must be below {MOST_IDS}")));
+        if let Some(id) = largest_id(&description).filter(|&id| id >= MAX_IDS) {
+            return Err(refuse(format!("it has a token with the id {id}; ids must be below {MAX_IDS}")));
         }
         for part in ["normalizer", "pre_tokenizer", "decoder"] {
             let growth = growth(&description[part]);
-            if growth > MOST_GROWTH {
-                return Err(refuse(format!(
-                    "its {part} may make a text {growth:.0} times as long by its replacements; the maximum is {MOST_GROWTH} times"
-                )));
+            if growth > MAX_GROWTH {
+                return Err(refuse(format!("its {part} may lengthen a text by a factor of {growth:.0}; the maximum is {MAX_GROWTH}")));
             }
         }
         let inner = guarded(|| {
@@ -102,8 +100,8 @@ impl Tokenizer {
         let vocabulary = inner.get_vocab(true).into_values().max().map_or(0, |last| last as usize + 1);
         let end = match end {
             Some(end) => inner.token_to_id(end).ok_or_else(|| refuse(format!("it has no token `{end}`")))?,
-            None => ENDS.iter().find_map(|end| inner.token_to_id(end)).ok_or_else(|| {
-                refuse(format!("no end-of-document token was found (tried {}); name it in `end_of_document`", ENDS.join(", ")))
+            None => END_TOKENS.iter().find_map(|end| inner.token_to_id(end)).ok_or_else(|| {
+                refuse(format!("no end-of-document token was found (tried {}); name it in `end_of_document`", END_TOKENS.join(", ")))
             })?,
         };
         let bytes = bytes_of_tokens(&inner, &description, vocabulary);

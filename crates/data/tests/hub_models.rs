@@ -16,7 +16,7 @@ type Files = BTreeMap<String, Vec<u8>>;
 #[derive(Clone, Default)]
 struct Hub {
     repos: Arc<BTreeMap<String, Files>>,
-    asked: Arc<Mutex<Vec<String>>>,
+    requested: Arc<Mutex<Vec<String>>>,
 }
 
 impl Hub {
@@ -49,7 +49,7 @@ impl Hub {
                 range = Some((from.parse::<usize>().ok()?, to.parse::<usize>().ok()));
             }
         }
-        self.asked.lock().ok()?.push(path.clone());
+        self.requested.lock().ok()?.push(path.clone());
         let (status, headers, body) = self.respond(&path, range);
         let mut out = stream;
         let length = body.len();
@@ -98,7 +98,7 @@ fn models_are_fetched_once_and_then_cached() {
     let home = tempfile::tempdir().expect("a folder");
     let mut repos = BTreeMap::new();
     let mut single = files(&WriteOptions::default());
-    single.insert("README.md".into(), b"not asked for".to_vec());
+    single.insert("README.md".into(), b"not requested".to_vec());
     single.insert("tokenizer.json".into(), b"{}".to_vec());
     repos.insert("owner/single".to_owned(), single);
     let sharded = files(&WriteOptions::default().max_shard_bytes(Some(512)));
@@ -122,12 +122,12 @@ fn models_are_fetched_once_and_then_cached() {
         let found = folder(name).unwrap_or_else(|error| panic!("{error}"));
         assert!(found.starts_with(home.path()), "{}", found.display());
         assert_eq!(Model::read(&found).expect("the model").params.values(), model().params.values());
-        let before = hub.asked.lock().expect("a list").len();
+        let before = hub.requested.lock().expect("a list").len();
         assert_eq!(folder(name).expect("the folder"), found);
-        let asked = hub.asked.lock().expect("a list")[before..].to_vec();
-        assert!(asked.iter().all(|path| path.starts_with("/api/")), "fetched twice: {asked:?}");
+        let requested = hub.requested.lock().expect("a list")[before..].to_vec();
+        assert!(requested.iter().all(|path| path.starts_with("/api/")), "fetched twice: {requested:?}");
     }
-    assert!(!hub.asked.lock().expect("a list").iter().any(|path| path.contains("README")));
+    assert!(!hub.requested.lock().expect("a list").iter().any(|path| path.contains("README")));
 
     let error = |name: &str| folder(name).expect_err("refused").to_string();
     let torn = folder("hf://owner/torn").expect("the fetched files");
@@ -143,8 +143,8 @@ fn models_are_fetched_once_and_then_cached() {
 
     // SAFETY: as above.
     unsafe { std::env::set_var("HF_HUB_OFFLINE", "1") };
-    let before = hub.asked.lock().expect("a list").len();
+    let before = hub.requested.lock().expect("a list").len();
     assert!(Model::read(folder("hf://owner/sharded").expect("cached")).is_ok());
     assert!(error("hf://owner/absent").contains("does not contain it; fetch it once without HF_HUB_OFFLINE"));
-    assert_eq!(hub.asked.lock().expect("a list").len(), before, "no request is sent");
+    assert_eq!(hub.requested.lock().expect("a list").len(), before, "no request is sent");
 }

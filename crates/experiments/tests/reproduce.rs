@@ -227,7 +227,7 @@ fn runs_differ_by_attention_and_seed_alone() {
 }
 
 #[test]
-fn text_comes_with_the_laptop_and_the_paper() {
+fn text_tasks_are_at_the_laptop_and_paper_scales() {
     let tasks = |scale, data: &[&str]| {
         let declared = declared(scale, &["e1", "e5"], data);
         declared
@@ -255,7 +255,7 @@ fn unknown_experiments_are_named() {
 /// Finishes every run immediately with a loss that depends on the attention, and counts runs.
 struct MadeUp {
     ran: Mutex<Vec<String>>,
-    /// Runs until the command is asked to stop.
+    /// Runs until a stop is requested.
     most: usize,
 }
 
@@ -467,7 +467,10 @@ fn tables_in_the_documentation_are_made_by_the_program() {
         let results = Results::read(&folder.join("results.json")).unwrap_or_else(|error| panic!("{error}"));
         let made = reproduce::page(&results, Some(&folder)).to_markdown_without_figures();
         let there = std::fs::read_to_string(folder.join("results.md")).expect("the page");
-        assert!(made == there, "make it again: termwise report docs/results/{name}/results.json --markdown docs/results/{name}/results.md");
+        assert!(
+            made == there,
+            "regenerate it with: termwise report docs/results/{name}/results.json --markdown docs/results/{name}/results.md"
+        );
         results
     });
     // All runs have finished, and the program declares all of them.
@@ -759,7 +762,7 @@ fn experiments_on_text_are_tuned_separately_and_finished_in_order() {
     }
     assert!(folder.path().join("figures/loss-by-order.svg").is_file() && folder.path().join("figures/loss-by-order-conv.png").is_file());
     assert!(folder.path().join("figures/column/loss-by-order.pdf").is_file());
-    // The first screen: two sentences and one figure.
+    // The summary: two sentences and one figure.
     let [Block::Text(answer), Block::Figure { name, figure, .. }, ..] = &results.document().lead[..] else { panic!("{page}") };
     assert_eq!((answer.matches(". ").count(), name.as_str()), (1, "loss-by-order"), "{answer}");
     let chart = figure.charts().next().expect("a chart");

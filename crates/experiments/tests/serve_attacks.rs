@@ -1,4 +1,4 @@
-//! Hostile clients of the real server on the loopback address: none ends it, none keeps others waiting, and memory stays bounded.
+//! Hostile clients of the real server on the loopback address: none can stop it or block other clients, and memory stays bounded.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpStream};
@@ -92,7 +92,7 @@ fn announced_bodies_are_neither_allocated_nor_awaited() {
 }
 
 #[test]
-fn clients_with_slow_bodies_keep_nobody_waiting() {
+fn clients_with_slow_bodies_do_not_block_others() {
     with_server(|client| {
         let slow: Vec<TcpStream> =
             (0..20).map(|_| client.send("GET / HTTP/1.1\r\nHost: x\r\nContent-Length: 1000000\r\n\r\nabc")).collect();
@@ -162,7 +162,7 @@ fn endless_lines_are_refused_at_a_limit() {
 }
 
 #[test]
-fn clients_beyond_the_limit_replace_the_oldest_that_has_not_asked() {
+fn clients_beyond_the_limit_replace_the_oldest_without_a_request() {
     with_server(|client| {
         let mut idle: Vec<TcpStream> = (0..300).map(|_| client.connect()).collect();
         client.is_served();
@@ -173,7 +173,7 @@ fn clients_beyond_the_limit_replace_the_oldest_that_has_not_asked() {
 }
 
 #[test]
-fn clients_that_do_not_read_their_answer_keep_nobody_waiting() {
+fn clients_that_do_not_read_responses_do_not_block_others() {
     with_server(|client| {
         let unread: Vec<TcpStream> = (0..20).map(|_| client.send(&client.request("").replace("/news", "/"))).collect();
         client.is_served();

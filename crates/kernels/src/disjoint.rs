@@ -16,7 +16,7 @@ pub struct Axis {
 /// Layout of a tensor [batch, heads, rows, width]. The first three axes may be in any order in memory; values of a row are contiguous.
 #[derive(Clone, Copy, Debug)]
 pub struct Axes {
-    /// B
+    /// Batch rows, B.
     pub batch: Axis,
     /// H or G
     pub heads: Axis,

@@ -342,14 +342,14 @@ pub enum Error {
     },
     /// A KV cache that would exceed the context length of the model.
     #[error(
-        "the KV cache of row {row} would contain {asked} tokens, the context length of the model is {context}; shorten the text, allow a longer \
+        "the KV cache of row {row} would contain {requested} tokens, the context length of the model is {context}; shorten the text, allow a longer \
          context (--beyond-context), or use a state of constant size (--order)"
     )]
     Context {
         /// Batch row.
         row: usize,
         /// Tokens that the cache would contain.
-        asked: usize,
+        requested: usize,
         /// `max_position_embeddings`.
         context: usize,
     },

@@ -39,10 +39,10 @@ fn training(error: Error) -> PyErr {
     }
 }
 
-/// Runs the program with the arguments `args` and returns its exit code; `again` is the command that starts it for child processes.
+/// Runs the program with the arguments `args` and returns its exit code; `respawn_argv` is the command that starts it in child processes.
 #[pyfunction]
-pub fn main(py: Python<'_>, args: Vec<OsString>, again: Vec<OsString>) -> u8 {
-    py.detach(|| termwise::run(args, Some(again)))
+pub fn main(py: Python<'_>, args: Vec<OsString>, respawn_argv: Vec<OsString>) -> u8 {
+    py.detach(|| termwise::run(args, Some(respawn_argv)))
 }
 
 /// Every setting of training: name, type (count, number, switch, text, list or attention), group and description.
@@ -106,7 +106,7 @@ pub fn train(
         let display = match remarks {
             true => Display::To(Arc::new(|event| {
                 if let termwise_train::progress::Event::Remark(text) = event {
-                    termwise_train::log::tell(text);
+                    termwise_train::log::print_line(text);
                 }
             })),
             false => Display::Silent,
@@ -123,13 +123,13 @@ pub fn train(
             engine,
             ..usual
         };
-        let outcome = told(&folder, watch, || train_run(&settings, source.as_ref(), &options)).map_err(training)?;
+        let outcome = with_reports(&folder, watch, || train_run(&settings, source.as_ref(), &options)).map_err(training)?;
         Ok(Found::of(&outcome))
     })
 }
 
 /// Runs the training, and reports every line that it appends to `metrics.jsonl`.
-fn told<T>(folder: &Path, watch: &Watch, work: impl FnOnce() -> T) -> T {
+fn with_reports<T>(folder: &Path, watch: &Watch, work: impl FnOnce() -> T) -> T {
     let (over, mut tail) = (AtomicBool::new(false), Tail::from_end(folder, 0));
     std::thread::scope(|scope| {
         scope.spawn(|| {
@@ -138,7 +138,7 @@ fn told<T>(folder: &Path, watch: &Watch, work: impl FnOnce() -> T) -> T {
                 let last = over.load(Ordering::Acquire);
                 // A failed read is repeated.
                 let lines = tail.read().unwrap_or_default().lines;
-                lines.into_iter().flatten().filter_map(|line| serde_json::to_value(line).ok()).for_each(|event| watch.tell(event));
+                lines.into_iter().flatten().filter_map(|line| serde_json::to_value(line).ok()).for_each(|event| watch.send(event));
                 if last {
                     break;
                 }
@@ -212,7 +212,7 @@ pub fn run_sweep(py: Python<'_>, options: &str, callback: Option<&Bound<'_, PyAn
     request.read_plan().map_err(training)?;
     supervise(py, callback, |watch| {
         let control = SweepControl { stop: watch.stop.clone(), kill: watch.kill.clone() };
-        let outcome = sweep::execute(&request, &control, &mut |plan, seen| watch.tell(event(plan, seen)));
+        let outcome = sweep::execute(&request, &control, &mut |plan, seen| watch.send(event(plan, seen)));
         Ok(Found::of(&outcome.map_err(training)?.summary))
     })
 }
@@ -251,7 +251,7 @@ pub fn run_reproduce(py: Python<'_>, options: &str, callback: Option<&Bound<'_, 
     let declared = reproduce::declare(&how).map_err(value)?;
     supervise(py, callback, |watch| {
         let runner = ProcessRunner::new(options.again, watch.kill.clone());
-        let results = reproduce::run(&how, &declared, &runner, &watch.stop, &mut |plan, seen| watch.tell(event(plan, seen)));
+        let results = reproduce::run(&how, &declared, &runner, &watch.stop, &mut |plan, seen| watch.send(event(plan, seen)));
         Ok(Found::of(&results.map_err(runtime)?))
     })
 }
@@ -278,7 +278,7 @@ pub fn run_separation(py: Python<'_>, options: &str, callback: Option<&Bound<'_,
     (request.networks, request.n, request.d, request.m, request.a1) = (networks, n, d, m, a1);
     (request.cross, request.bridge, request.draws, request.seed) = (cross, bridge, draws, seed);
     supervise(py, callback, |watch| {
-        let found = separation::run(&request, &mut |done, of| watch.tell(json!({ "done": done, "of": of })));
+        let found = separation::run(&request, &mut |done, of| watch.send(json!({ "done": done, "of": of })));
         Ok(Found::of(&found.map_err(value)?))
     })
 }

@@ -90,11 +90,11 @@ impl Collective for Processes {
 
     // PyTorch sums gradients.
     fn exchange(&self, _: &[f32], _: &[usize], _: &mut [f32], _: &[usize]) -> Result<()> {
-        Err(Error::Internal("the PyTorch engine was asked to exchange gradients"))
+        Err(Error::Internal("the PyTorch engine exchanges gradients in PyTorch, not here"))
     }
 
     fn spread(&self, _: &mut [f32], _: &[usize]) -> Result<()> {
-        Err(Error::Internal("the PyTorch engine was asked to spread gradients"))
+        Err(Error::Internal("the PyTorch engine gathers gradients in PyTorch, not here"))
     }
 
     fn abort(&self, exit: u8) {

@@ -83,8 +83,8 @@ fn kv_error(error: Error) -> PyErr {
 
 /// Runs an entry point and writes its report.
 fn report<T: Documented>(watch: &Watch, folder: Option<&Path>, work: impl FnOnce(&Monitor) -> Result<T, Error>) -> PyResult<Found> {
-    let tell = watch.teller();
-    let progress = move |done: u64, of: u64, what: &str| tell(json!({ "done": done, "of": of, "now": what }));
+    let send = watch.reporter();
+    let progress = move |done: u64, of: u64, what: &str| send(json!({ "done": done, "of": of, "now": what }));
     let found = work(&Monitor { stop: &watch.stop, progress: &progress, message: &|_| {} }).map_err(kv_error)?;
     if let Some(folder) = folder {
         write(&found, folder, Some(provenance())).map_err(runtime)?;

@@ -320,7 +320,7 @@ impl Model {
             let writing = TextGenerator::new(config, decoder, tokenizer, generation, &prompts);
             let done = writing.run(&mut |piece| {
                 match piece {
-                    GenerationEvent::Text(text) => watch.tell(json!({ "text": text })),
+                    GenerationEvent::Text(text) => watch.send(json!({ "text": text })),
                     GenerationEvent::Finished(end) => written.push(serde_json::to_string(&end).expect("texts and whole numbers are JSON")),
                     GenerationEvent::Failed(one) => failed.push((one.index, one.error.to_string())),
                 }
@@ -354,7 +354,7 @@ impl Model {
                 }
             };
             let mut found = spectrum::measure(&self.inner, &windows, &how, &mut |progress| {
-                watch.tell(json!({ "done": progress.done, "of": progress.of }));
+                watch.send(json!({ "done": progress.done, "of": progress.of }));
             })
             .map_err(value)?;
             found.model.name = self.name();
@@ -402,7 +402,7 @@ impl Model {
                 ..Report::default()
             };
             let mut outcome = cut::run((*self.inner).clone(), &texts, &how, &watch.stop, about, &mut |_, progress| {
-                watch.tell(json!({ "done": progress.done, "of": progress.total, "now": progress.now }));
+                watch.send(json!({ "done": progress.done, "of": progress.total, "now": progress.now }));
             })
             .map_err(value)?;
             if watch.stop.load(Ordering::Relaxed) {

@@ -37,7 +37,7 @@ impl State {
 
     pub fn of_bytes(py: Python<'_>, layer: &Planned, bytes: &[u8], batch: usize, cache: bool) -> PyResult<State> {
         let mut read = compute(py, || Kept::from_bytes(bytes, Path::new("the state"), &[(layer, memory(cache))], batch))?.map_err(value)?;
-        Ok(State { inner: read.pop().expect("one layer was asked for") })
+        Ok(State { inner: read.pop().expect("one layer") })
     }
 }
 

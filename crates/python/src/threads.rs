@@ -80,13 +80,13 @@ pub struct Watch {
 
 impl Watch {
     /// Sends an event to the callback.
-    pub fn tell(&self, event: Value) {
+    pub fn send(&self, event: Value) {
         // After an interrupt nothing receives events.
         let _ = self.events.lock().unwrap_or_else(PoisonError::into_inner).send(event);
     }
 
-    /// [`Watch::tell`] as an independent function.
-    pub fn teller(&self) -> impl Fn(Value) + Send + Sync + use<> {
+    /// [`Watch::send`] as an independent function.
+    pub fn reporter(&self) -> impl Fn(Value) + Send + Sync + use<> {
         let events = Mutex::new(self.events.lock().unwrap_or_else(PoisonError::into_inner).clone());
         move |event| drop(events.lock().unwrap_or_else(PoisonError::into_inner).send(event))
     }

@@ -7,11 +7,11 @@ use crate::scale::{Domain, Scale, Unit};
 use crate::{font, rules};
 
 /// More labelled points than this need a taller plot.
-const CROWD: usize = 16;
+const MANY_LABELS: usize = 16;
 /// Room below the lowest point for its label, as a share of the range of the points.
-const BELOW: f64 = 0.08;
+const LABEL_MARGIN: f64 = 0.08;
 /// Maximum number of ticks of the horizontal axis, and minimum distance between their labels.
-const MOST_TICKS: usize = 8;
+const MAX_TICKS: usize = 8;
 const TICK_GAP: f64 = 10.0;
 
 /// A pair of axes with layers.
@@ -219,14 +219,14 @@ impl Chart {
 
     /// Height of the plot area: larger if many points have labels.
     fn tall(&self) -> f64 {
-        if self.named() > CROWD { 1.7 * PLOT_HEIGHT } else { PLOT_HEIGHT }
+        if self.named() > MANY_LABELS { 1.7 * PLOT_HEIGHT } else { PLOT_HEIGHT }
     }
 
     /// A value below the lowest point, so a label below it is inside the plot.
     fn below_the_points(&self, places: &[(f64, f64)]) -> Option<f64> {
         let heights = || places.iter().map(|place| place.1);
         let (low, high) = (heights().fold(f64::INFINITY, f64::min), heights().fold(f64::NEG_INFINITY, f64::max));
-        let value = low - BELOW * (high - low);
+        let value = low - LABEL_MARGIN * (high - low);
         let keeps_zero = low < 0.0 || value >= 0.0;
         (self.named() > 0 && self.y.scale == Scale::Linear && value.is_finite() && keeps_zero).then_some(value)
     }
@@ -291,7 +291,7 @@ impl Chart {
         if !self.x.ticks.is_empty() {
             return labelled(self.x.ticks.clone());
         }
-        let mut choices = (2..=MOST_TICKS).rev().map(|most| labelled(frame.x.ticks(most)));
+        let mut choices = (2..=MAX_TICKS).rev().map(|most| labelled(frame.x.ticks(most)));
         choices.clone().find(|ticks| fits(ticks)).or_else(|| choices.next_back()).unwrap_or_default()
     }
 

@@ -5,7 +5,7 @@ const Figures = (() => {
   // As in colour.rs: numbers from RAMP_START on are steps of a sequential ramp.
   const SERIES = 9, RAMP = 7, RAMP_START = 900;
   const indexOf = (color) => (color >= RAMP_START ? SERIES + ((color - RAMP_START) % RAMP) : color % SERIES);
-  // Lines of at most so many points have markers.
+  // Maximum number of points of a line with markers.
   const FEW = 16;
   const UNITS = {
     number: [[1e12, "T"], [1e9, "B"], [1e6, "M"], [1e3, "k"], [1, ""]],

@@ -13,7 +13,7 @@ const ROW: (f64, f64) = (7.0, 26.0);
 /// Minimum size of cells that are drawn with a gap.
 const GAPPED: f64 = 10.0;
 /// Minimum height of a cell with a number.
-const NUMBERED: f64 = 14.0;
+const MIN_LABELLED_HEIGHT: f64 = 14.0;
 /// Height of the colour bar, and its number of steps.
 const BAR: f64 = 10.0;
 const STEPS: usize = 60;
@@ -149,7 +149,7 @@ impl HeatMap {
             }
         }
         drawing.close();
-        if widest + 4.0 <= width && height >= NUMBERED {
+        if widest + 4.0 <= width && height >= MIN_LABELLED_HEIGHT {
             for (face, place, text) in texts {
                 drawing.text(face, Anchor::Middle, place, &text);
             }

@@ -7,7 +7,7 @@ use crate::{labels, rules};
 /// Half length of the caps of an error bar.
 const CAP: f64 = 6.0;
 /// Radius of the dot at the end of a run.
-const SMALL: f64 = 2.75;
+const END_RADIUS: f64 = 2.75;
 
 impl Layer {
     /// Values that the axes must include. A rule has only a y value.
@@ -122,7 +122,7 @@ impl Runs {
         for (name, (x, y)) in self.ends().filter(|_| self.runs.len() > 1) {
             let Some(place) = frame.place(x, y) else { continue };
             let title = format!("{}, {name}: {}", self.name, chart.y.unit.exact(y));
-            drawing.path(Look::Dot(self.color), Path::circle(place, SMALL), Some(&title));
+            drawing.path(Look::Dot(self.color), Path::circle(place, END_RADIUS), Some(&title));
         }
     }
 }

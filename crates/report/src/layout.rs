@@ -15,7 +15,7 @@ pub const PLOT_HEIGHT: f64 = 200.0;
 /// Line height.
 pub const LEADING: f64 = 20.0;
 /// Maximum width of row names.
-const MOST_LEFT: f64 = 210.0;
+const MAX_LEFT: f64 = 210.0;
 
 /// Width of the plot area in a figure of this width.
 pub fn plot_width(width: f64) -> f64 {
@@ -54,7 +54,7 @@ pub fn caption(drawing: &mut Drawing, middle: f64, y: f64, label: &str) {
 /// Left edge of a plot with these row names.
 pub fn left_of(names: &[String]) -> f64 {
     let widest = names.iter().map(|name| font::width(name, Face::Quiet)).fold(0.0, f64::max);
-    (EDGE + widest + 10.0).clamp(LEFT, MOST_LEFT)
+    (EDGE + widest + 10.0).clamp(LEFT, MAX_LEFT)
 }
 
 /// A row name, vertically centred at `y`.

@@ -24,11 +24,11 @@ pub fn counted(n: impl TryInto<u64>, what: &str) -> String {
 }
 
 /// Three significant digits: 1234, 123, 12.3, 1.23, 0.123.
-pub fn three(x: f64) -> String {
+pub fn sig3(x: f64) -> String {
     format!("{x:.*}", digits(x))
 }
 
-/// Number of decimals that [`three`] prints.
+/// Number of decimals that [`sig3`] prints.
 pub(crate) fn digits(x: f64) -> usize {
     match x.abs() {
         x if x >= 100.0 => 0,
@@ -74,7 +74,7 @@ mod tests {
     #[test]
     fn numbers_are_formatted() {
         assert_eq!([0_u64, 999, 1000, 139_425, 1_234_567].map(thousands), ["0", "999", "1,000", "139,425", "1,234,567"]);
-        assert_eq!([1234.5, 99.94, 1.234, 0.01].map(three), ["1234", "99.9", "1.23", "0.010"]);
+        assert_eq!([1234.5, 99.94, 1.234, 0.01].map(sig3), ["1234", "99.9", "1.23", "0.010"]);
         let day = 86_400.0;
         for (seconds, text) in [
             (0.0, "0 s"),

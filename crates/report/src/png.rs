@@ -9,12 +9,12 @@ use crate::font;
 use crate::style::HALO;
 
 /// Maximum side length in pixels.
-const MOST: f64 = 16_384.0;
+const MAX_SIDE: f64 = 16_384.0;
 
 /// The PNG file; empty only if its pixels cannot be allocated.
 pub fn encode(drawing: &Drawing, theme: Theme, scale: f64) -> Vec<u8> {
     let scale = if scale.is_finite() { scale.clamp(0.1, 8.0) } else { 1.0 };
-    let scale = scale.min(MOST / drawing.width.max(drawing.height).max(1.0));
+    let scale = scale.min(MAX_SIDE / drawing.width.max(drawing.height).max(1.0));
     let side = |length: f64| ((length * scale).ceil() as u32).max(1);
     let Some(pixels) = Pixmap::new(side(drawing.width), side(drawing.height)) else { return Vec::new() };
     let mut canvas = Canvas { pixels, colours: theme.colours(), transform: Transform::from_scale(scale as f32, scale as f32) };

@@ -6,7 +6,7 @@ use crate::font;
 use crate::layout::LEFT;
 
 /// Sampling distance along a line: less than a character.
-const FINE: f64 = 4.0;
+const SAMPLE_DISTANCE: f64 = 4.0;
 /// Distance of a label from its line, and its height.
 const GAP: f64 = 6.0;
 const HEIGHT: f64 = 12.0;
@@ -16,7 +16,7 @@ pub fn trace(points: &[Place]) -> Vec<Place> {
     let mut places = points.to_vec();
     for pair in points.windows(2) {
         let ((x, y), (to_x, to_y)) = (pair[0], pair[1]);
-        let parts = ((to_x - x).hypot(to_y - y) / FINE).ceil().min(1000.0) as usize;
+        let parts = ((to_x - x).hypot(to_y - y) / SAMPLE_DISTANCE).ceil().min(1000.0) as usize;
         places.extend((1..parts).map(|i| i as f64 / parts as f64).map(|t| (x + t * (to_x - x), y + t * (to_y - y))));
     }
     places

@@ -56,7 +56,7 @@ impl Cell {
     }
 
     /// A number with three significant digits: 1234, 12.3, 0.123.
-    pub fn three(x: f64) -> Cell {
+    pub fn sig3(x: f64) -> Cell {
         Cell::Number(x, digits(x))
     }
 

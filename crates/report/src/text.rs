@@ -232,7 +232,7 @@ fn console_width(text: &str) -> usize {
 /// Spaces between columns.
 const GAP: usize = 2;
 /// A text column is not made narrower than this for other columns.
-const NARROW: usize = 14;
+const MIN_TEXT_WIDTH: usize = 14;
 
 /// A column as words, with its name first.
 struct Column {
@@ -277,7 +277,7 @@ fn fit(columns: &[Column], width: usize) -> Vec<usize> {
     }
     // Then cells are wrapped, between words first.
     for whole in [true, false] {
-        let least = |i: usize| if whole { columns[i].word.max(NARROW) } else { NARROW };
+        let least = |i: usize| if whole { columns[i].word.max(MIN_TEXT_WIDTH) } else { MIN_TEXT_WIDTH };
         while total(&widths) > width {
             let wide = (0..columns.len()).filter(|&i| !columns[i].numeric && widths[i] > least(i)).max_by_key(|&i| widths[i]);
             let Some(wide) = wide else { break };

@@ -69,7 +69,7 @@ pub struct Batches {
     pub prepared: Option<Prepared>,
 }
 
-/// A batch: ids and labels \[rows, length\]. A label is the token that follows, −100 where none counts.
+/// A batch: ids and labels \[rows, length\]. A label is the next token, or −100 if it is ignored.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[non_exhaustive]
 pub struct Batch {
@@ -87,9 +87,9 @@ pub struct Batch {
 pub struct BatchText {
     /// Labels that count.
     pub labelled: usize,
-    /// The tokens up to the last label that counts.
+    /// The tokens up to the last label that is not ignored.
     pub text: String,
-    /// The labels, if they are not the tokens that follow.
+    /// The labels, if they are not the next tokens.
     pub labels: Option<String>,
 }
 

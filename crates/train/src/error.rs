@@ -114,14 +114,14 @@ pub enum Error {
     },
     /// Data that differ from those of the checkpoint.
     #[error(
-        "cannot resume {}: its training data had the fingerprint {found}, the current data has {asked}; restore the original data, or start a new run{}",
+        "cannot resume {}: its training data had the fingerprint {found}, the current data has {requested}; restore the original data, or start a new run{}",
         checkpoint.display(), .differences.iter().map(|difference| format!("\n  {difference}")).collect::<String>()
     )]
     DataDiffers {
         /// The checkpoint.
         checkpoint: PathBuf,
         /// Fingerprint of the current data.
-        asked: String,
+        requested: String,
         /// Fingerprint in the checkpoint.
         found: String,
         /// Data settings that differ.
@@ -180,10 +180,10 @@ pub enum Error {
         problem: String,
     },
     /// A model name that cannot be resolved.
-    #[error("{}: {}; {hint}", if asked.is_empty() { "no model was named".into() } else { format!("there is no model `{asked}`") }, tried.join("; "))]
+    #[error("{}: {}; {hint}", if requested.is_empty() { "no model was named".into() } else { format!("there is no model `{requested}`") }, tried.join("; "))]
     NoModel {
         /// The requested name; empty if none was given.
-        asked: String,
+        requested: String,
         /// The places that were searched.
         tried: Vec<String>,
         /// The remedy.

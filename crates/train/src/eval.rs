@@ -1,4 +1,4 @@
-//! How well a model predicts text that it has not seen.
+//! Evaluation of a model on held-out data.
 //!
 //! With a stride below the length, windows overlap: each predicts as many tokens as the stride, with up to length − stride tokens of
 //! context before them. A stride equal to the length splits the text into independent windows.
@@ -75,7 +75,7 @@ pub struct Sums {
     all: Sum,
     recall: Sum,
     marked: bool,
-    /// Whether labels are answers, and how many were right.
+    /// Whether accuracy is measured, and the number of correct predictions.
     scored: bool,
     correct: u64,
     /// Positions of a row in training, and the losses on these and beyond them.
@@ -104,12 +104,12 @@ impl Sum {
 }
 
 impl Sums {
-    /// Of rows that are longer than those of training, which have so many positions.
+    /// Sums that separate positions up to the training length `trained` from later ones.
     pub fn beyond(trained: usize) -> Sums {
         Sums { trained: Some(trained), ..Sums::default() }
     }
 
-    /// Runs some rows of a batch, as many as the session has room for, and adds their losses.
+    /// Evaluates the rows `part` of a batch, at most those that fit into the session, and adds their losses.
     pub fn add(&mut self, session: &mut Session, params: &Params, rows: &Rows, part: Range<usize>) -> Result<()> {
         let loss = session.loss(params, &part_of(rows, part.clone(), None))?;
         if rows.scored {
@@ -142,7 +142,7 @@ impl Sums {
         Ok(())
     }
 
-    /// Those of a batch, from the loss of every position [B, T].
+    /// The sums of one batch, from the loss of every position [B, T].
     pub fn of_losses(rows: &Rows, losses: &[f64]) -> Sums {
         let mut sums = Sums { bytes: rows.bytes, marked: !rows.recall.is_empty(), ..Sums::default() };
         for (at, loss) in losses.iter().enumerate().filter(|&(at, _)| counts(rows, at)) {
@@ -155,7 +155,7 @@ impl Sums {
         sums
     }
 
-    /// Adds those of the next batch.
+    /// Adds the sums of the next batch.
     pub fn merge(&mut self, next: &Sums) {
         let parts = [(&mut self.within, next.within), (&mut self.beyond, next.beyond)];
         for (own, next) in [(&mut self.all, next.all), (&mut self.recall, next.recall)].into_iter().chain(parts) {
@@ -170,7 +170,7 @@ impl Sums {
         self.nonpositive = self.nonpositive.or(next.nonpositive);
     }
 
-    /// As they are sent to other ranks.
+    /// Serializes the sums for other ranks.
     fn to_words(self) -> [u64; 19] {
         let Sums { all, recall, marked, scored, correct, trained, within, beyond, bytes, nonpositive } = self;
         let [a, b, c, d] = [all, recall, within, beyond].map(|sum| [sum.loss.to_bits(), sum.count]);
@@ -321,7 +321,7 @@ impl Batches<'_> {
             return Ok(false);
         }
         match stride == length {
-            // Nobody has to make what another rank looks at.
+            // A batch of another rank need not be filled.
             true if !wanted => Ok(true),
             true => Ok(self.source.held_out(at, batch, length, rows)?),
             false => self.sliding.next(self.source, self.windows, rows),
@@ -329,7 +329,7 @@ impl Batches<'_> {
     }
 }
 
-/// Room to compute the losses, and the batches; refuses windows that are not possible.
+/// Allocates a session and prepares the batches. Rejects invalid windows.
 fn open<'a>(
     model: &Model,
     source: &'a dyn Source,
@@ -351,7 +351,7 @@ fn open<'a>(
         return Err(bad("stride", stride, format!("it must be from 1 to the length, {length}")));
     }
     if source.vocabulary() > model.config.vocab_size {
-        let expected = format!("the model knows {} tokens; use the model's own tokenizer", model.config.vocab_size);
+        let expected = format!("the model's vocabulary has {} tokens; use the model's own tokenizer", model.config.vocab_size);
         return Err(bad("vocabulary of the data", source.vocabulary(), expected));
     }
     // No gradients are needed.
@@ -361,8 +361,8 @@ fn open<'a>(
     Ok((session, Batches { source, windows, limit, index: 0, sliding: Sliding::default() }))
 }
 
-/// The losses of all batches, added in their order, and the first batch whose loss is not finite, with what was added until then; nothing
-/// after it is looked at. Each rank measures every so many-th batch. `next` fills the next batch, if that is wanted, and is false after the last.
+/// The losses of all batches, added in order, and the first batch whose loss is not finite, with the sums up to it; later batches are not
+/// evaluated. Each rank measures every size-th batch. `next` fills the next batch if its second argument is true, and returns false after the last.
 pub(crate) fn over_ranks(
     collective: &dyn Collective,
     mut next: impl FnMut(&mut Rows, bool) -> Result<bool>,
@@ -380,7 +380,7 @@ pub(crate) fn over_ranks(
                 own = Some(measure(&rows)?);
             }
         }
-        // One round: each rank has measured a batch, or there are no more.
+        // One round: every rank has measured a batch, unless none is left.
         let found = match size {
             1 => vec![own],
             _ => collective

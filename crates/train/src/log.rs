@@ -12,7 +12,7 @@ const WORD: (usize, usize, usize) = (1000, 120, 40);
 const MESSAGE: (usize, usize, usize) = (8000, 4000, 1000);
 
 /// Prints a message and a newline.
-pub fn tell(text: &str) {
+pub fn print_line(text: &str) {
     draw(&(readable(text) + "\n"));
 }
 

@@ -6,12 +6,12 @@ use termwise_model::{Config, ParamLayout};
 use crate::error::{Error, Result};
 
 /// Assumed memory of systems that do not report theirs: larger than any machine.
-const MOST: u128 = 1 << 46;
+const ASSUMED_BYTES: u128 = 1 << 46;
 
 /// Returns an error if memory is certainly insufficient for `copies` of all parameters and the activations of `layers` layers over B·T positions. This is
 /// a lower bound, so nothing that fits is rejected.
 pub(crate) fn check(config: &Config, batch: usize, length: usize, copies: u128, layers: usize) -> Result<()> {
-    let available = available_memory().unwrap_or(MOST);
+    let available = available_memory().unwrap_or(ASSUMED_BYTES);
     let needed = least(config, batch, length, copies, layers)?;
     if needed <= available {
         return Ok(());

@@ -19,7 +19,7 @@ use termwise_base::files::write_whole;
 /// Name of the metrics file.
 pub const METRICS: &str = "metrics.jsonl";
 /// Name of the file with lines beyond the checkpoint from which a run was resumed.
-pub const LATER: &str = "metrics.later.jsonl";
+pub const LATER_METRICS: &str = "metrics.later.jsonl";
 
 /// One line of metrics.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -251,7 +251,7 @@ impl Metrics {
     /// Opens the metrics of a run with the lines up to `step`. Also returns the number of unreadable lines. The last line is unreadable
     /// if a run was killed while writing it.
     pub fn open(folder: &Path, step: u64) -> Result<(Metrics, usize)> {
-        let (path, later) = (folder.join(METRICS), folder.join(LATER));
+        let (path, later) = (folder.join(METRICS), folder.join(LATER_METRICS));
         let (mut lines, unreadable) = read_lines(&path)?;
         let before = lines.len();
         let mut beyond: Vec<_> = lines.extract_if(.., |(line, _)| line.step() > step).collect();

@@ -28,13 +28,13 @@ pub struct Native {
 }
 
 /// Copies of all parameters: weights, gradient, two moments.
-const COPIES: u128 = 4;
+const PARAMETER_COPIES: u128 = 4;
 
 impl Native {
     /// With new weights, or with those of the model to start from.
     pub fn fresh(settings: &Settings, vocabulary: usize) -> Result<Native> {
         let config = settings.config(vocabulary)?;
-        memory::check(&config, settings.batch, settings.length, COPIES, config.num_hidden_layers)?;
+        memory::check(&config, settings.batch, settings.length, PARAMETER_COPIES, config.num_hidden_layers)?;
         let model = match settings.from.is_empty() {
             true => Model::fresh(config, settings.seed)?,
             false => Model::with_weights(config, &Weights::open(crate::run::locate(&settings.from))?)?,

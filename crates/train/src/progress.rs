@@ -87,14 +87,14 @@ impl Progress {
         self.emit(Event::HeldOut(step, evaluation));
     }
 
-    pub(crate) fn say(&self, text: &str) {
+    pub(crate) fn message(&self, text: &str) {
         self.emit(Event::Remark(text));
     }
 
     /// Emits a warning and appends it to the warnings file.
     pub(crate) fn warn(&mut self, step: u64, text: &str) {
         self.count += 1;
-        self.say(&format!("warning: {text}"));
+        self.message(&format!("warning: {text}"));
         let Some(path) = &self.warnings else { return };
         let file = OpenOptions::new().create(true).append(true).open(path);
         // A failure to write the warnings file must not stop the run.

@@ -31,18 +31,18 @@ pub struct Named {
 }
 
 /// The `config.json` of `hf://owner/name`, without the weights.
-pub fn hub_config(asked: &str) -> Result<PathBuf> {
-    Ok(termwise_data::hub::config(asked)?)
+pub fn hub_config(requested: &str) -> Result<PathBuf> {
+    Ok(termwise_data::hub::config(requested)?)
 }
 
 /// The model of this name; without a name, that of the newest run in `runs/`.
-pub fn model(asked: Option<&str>) -> Result<Named> {
-    model_in(Path::new(RUNS), asked)
+pub fn model(requested: Option<&str>) -> Result<Named> {
+    model_in(Path::new(RUNS), requested)
 }
 
 /// [`model`] with another directory of runs.
-pub fn model_in(runs: &Path, asked: Option<&str>) -> Result<Named> {
-    let Some(name) = asked else { return newest(runs) };
+pub fn model_in(runs: &Path, requested: Option<&str>) -> Result<Named> {
+    let Some(name) = requested else { return newest(runs) };
     if name.starts_with("hf://") {
         return Ok(Named { folder: termwise_data::hub::folder(name)?, taken: None });
     }
@@ -53,7 +53,7 @@ pub fn model_in(runs: &Path, asked: Option<&str>) -> Result<Named> {
     }
     if path.is_file() {
         let hint = format!("name a directory with a {CONFIG}; text is given with --data, as in `termwise train --data {name}`");
-        return Err(Error::NoModel { asked: name.into(), tried: vec!["it is a file".into()], hint });
+        return Err(Error::NoModel { requested: name.into(), tried: vec!["it is a file".into()], hint });
     }
     if path.join(CONFIG).is_file() {
         return Ok(Named { folder: path.to_owned(), taken: None });
@@ -87,7 +87,7 @@ pub fn model_in(runs: &Path, asked: Option<&str>) -> Result<Named> {
         let close = nearest(name, known.iter().map(String::as_str)).map(|close| format!("did you mean {close}? "));
         format!("{}name a directory with a {CONFIG}, a run, a checkpoint or hf://OWNER/NAME", close.unwrap_or_default())
     };
-    Err(Error::NoModel { asked: name.into(), tried, hint })
+    Err(Error::NoModel { requested: name.into(), tried, hint })
 }
 
 fn newest(runs: &Path) -> Result<Named> {
@@ -96,7 +96,7 @@ fn newest(runs: &Path) -> Result<Named> {
     let count = found.len();
     let Some((_, run, checkpoints)) = found.pop() else {
         let tried = vec![format!("no run in {}/ has a checkpoint", runs.display())];
-        return Err(Error::NoModel { asked: String::new(), tried, hint: "name one, or train one with `termwise train`".into() });
+        return Err(Error::NoModel { requested: String::new(), tried, hint: "name one, or train one with `termwise train`".into() });
     };
     let (folder, which) = checkpoint(&checkpoints)?.ok_or(Error::Internal("the checkpoints of a run were removed while it was read"))?;
     let of = if count == 1 {

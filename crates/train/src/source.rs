@@ -12,7 +12,7 @@ use crate::settings::{Layer, Settings};
 use termwise_base::files::read_text;
 
 /// Source of the settings in messages.
-const PLACE: &str = "the arguments";
+const ORIGIN: &str = "the arguments";
 
 /// Files next to a `tokenizer.json` that other tools read.
 const TOKENIZER_FILES: [&str; 4] = ["tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "generation_config.json"];
@@ -198,10 +198,10 @@ impl Source for WholeText {
 }
 
 /// The given directory, or `termwise` in the user's cache directory.
-pub fn cache_folder(asked: Option<&Path>) -> PathBuf {
+pub fn cache_folder(requested: Option<&Path>) -> PathBuf {
     let variable = |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
     let user = || variable("XDG_CACHE_HOME").or_else(|| variable("LOCALAPPDATA")).or_else(|| Some(variable("HOME")?.join(".cache")));
-    asked.map(Path::to_owned).or_else(|| Some(user()?.join("termwise"))).unwrap_or_else(|| ".termwise-cache".into())
+    requested.map(Path::to_owned).or_else(|| Some(user()?.join("termwise"))).unwrap_or_else(|| ".termwise-cache".into())
 }
 
 /// The synthetic language on which a checkpoint was trained; `None` for other or unknown data.
@@ -258,7 +258,7 @@ pub fn open_for_model(folder: &Path, settings: &toml::Table, held_out_only: bool
         settings.entry("valid_data").or_insert(toml::Value::Array(Vec::new()));
     }
     let settings = &settings;
-    layers.push(Layer::new(settings.clone(), PLACE)?);
+    layers.push(Layer::new(settings.clone(), ORIGIN)?);
     let resolved = Settings::resolve(&layers)?;
     let held_out_only = held_out_only || !settings.contains_key("data");
     let whole = if held_out_only { None } else { resolved.open_whole(cache, how)? };

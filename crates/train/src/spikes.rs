@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 const STEPS: f64 = 50.0;
 const DEVIATIONS: f64 = 6.0;
-const LEAST: f64 = 0.05;
+const MIN_JUMP: f64 = 0.05;
 
 /// Running mean and variance of the loss.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -22,7 +22,7 @@ pub struct Spikes {
 impl Spikes {
     /// Adds the next loss and returns whether it is a spike.
     pub fn is_spike(&mut self, loss: f64) -> bool {
-        let limit = self.mean + (DEVIATIONS * self.variance.sqrt()).max(LEAST);
+        let limit = self.mean + (DEVIATIONS * self.variance.sqrt()).max(MIN_JUMP);
         let spike = self.count >= STEPS as u64 && loss > limit;
         let loss = if spike { limit } else { loss };
         // The first steps have equal weights.

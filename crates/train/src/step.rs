@@ -222,7 +222,7 @@ pub(crate) fn of_words([flag, layer, head, row, position, value]: [u64; 6]) -> O
     (flag == 1).then(|| NonpositiveDenominator { layer, head, row, position, value: f64::from_bits(value) })
 }
 
-/// A batch in the form that the model takes.
+/// Converts a batch for the model.
 pub(crate) fn batch_of(rows: &Rows, tokens: Option<usize>) -> Batch<'_> {
     part_of(rows, 0..rows.rows, tokens)
 }

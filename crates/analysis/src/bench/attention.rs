@@ -49,15 +49,15 @@ pub struct AttentionBench {
 pub struct AttentionRow {
     /// The requested name.
     pub variant: String,
-    /// B
+    /// Batch rows, B.
     pub batch: usize,
-    /// H
+    /// Query heads, H.
     pub heads: usize,
-    /// G
+    /// KV heads, G.
     pub kv_heads: usize,
-    /// T
+    /// Positions, T.
     pub time: usize,
-    /// d
+    /// Head dimension, d.
     pub head_dim: usize,
     /// The forward pass.
     pub forward: Speed,

@@ -45,7 +45,7 @@ pub struct ChunkTable {
     pub variant: String,
     /// d = e
     pub head_dim: usize,
-    /// H
+    /// Query heads, H.
     pub heads: usize,
     /// The length from which `auto` selects chunks.
     pub predicted: Option<usize>,
@@ -58,7 +58,7 @@ pub struct ChunkTable {
 /// Both modes at one length; milliseconds.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct ChunkRow {
-    /// T
+    /// Positions, T.
     pub time: usize,
     /// Parallel, forward.
     pub parallel_forward_ms: f64,

@@ -1,4 +1,4 @@
-//! Token-by-token decoding: a step of the recurrent state compared with a loop over as many bytes, and time by position.
+//! Token-by-token decoding: a step of the recurrent state compared with a loop over the same number of bytes, and time by position.
 
 use std::str::FromStr;
 
@@ -76,13 +76,13 @@ pub struct DecodeRow {
     pub variant: String,
     /// d = e
     pub head_dim: usize,
-    /// H
+    /// Query heads, H.
     pub heads: usize,
     /// Bytes of the state buffers.
     pub state_bytes: usize,
     /// Microseconds per token.
     pub us: f64,
-    /// Microseconds of one thread that reads, changes and writes as many bytes.
+    /// Microseconds of one thread that reads, changes and writes the same number of bytes.
     pub sweep_us: f64,
     /// GB/s, read and written.
     pub gb_per_s: f64,

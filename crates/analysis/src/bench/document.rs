@@ -1,6 +1,6 @@
 //! Documents of benchmark results.
 
-use termwise_report::{Block, Cell, Document, Documented, Section, Table, Unit, counted, thousands, three};
+use termwise_report::{Block, Cell, Document, Documented, Section, Table, Unit, counted, sig3, thousands};
 
 use super::{AttentionBench, ChunkBench, DecodeBench, GemmBench, Machine, Speed, StepBench};
 
@@ -8,14 +8,14 @@ impl Machine {
     fn block(&self, also: &str) -> Block {
         let Machine { threads, instructions, peak_gflops, read_gb_per_s } = self;
         let threads = counted(*threads, "thread");
-        let (peak, read) = (three(*peak_gflops), three(*read_gb_per_s));
+        let (peak, read) = (sig3(*peak_gflops), sig3(*read_gb_per_s));
         Block::text(format!("Machine: {threads}, {instructions}: {peak} GFLOP/s float32 in registers, {read} GB/s from memory. {also}"))
     }
 }
 
 /// Milliseconds, GFLOP/s and share of the peak.
 fn speed(speed: &Speed) -> [Cell; 3] {
-    [Cell::Number(speed.ms, 3), Cell::three(speed.gflops), Cell::Amount(speed.share_of_peak, Unit::Percent)]
+    [Cell::Number(speed.ms, 3), Cell::sig3(speed.gflops), Cell::Amount(speed.share_of_peak, Unit::Percent)]
 }
 
 fn tokens(speed: &Speed) -> Cell {
@@ -73,7 +73,7 @@ impl Documented for ChunkBench {
             let mut table = Table::new("Milliseconds", columns);
             for row in &case.rows {
                 let times = [row.parallel_forward_ms, row.chunk_forward_ms, row.forward_ratio, row.parallel_ms, row.chunk_ms, row.ratio];
-                let cells = std::iter::once(Cell::count(row.time)).chain(times.map(Cell::three)).chain([Cell::text(&row.auto)]);
+                let cells = std::iter::once(Cell::count(row.time)).chain(times.map(Cell::sig3)).chain([Cell::text(&row.auto)]);
                 table.rows.push(cells.collect());
             }
             let length = |length: Option<usize>| length.map_or("–".into(), thousands);
@@ -98,11 +98,11 @@ impl Documented for DecodeBench {
         let mut table = Table::new("", columns);
         for row in &self.rows {
             let sizes = [row.head_dim, row.heads, row.state_bytes].map(Cell::count);
-            let times = [row.us, row.gb_per_s, row.sweep_us, row.sweep_gb_per_s].map(Cell::three);
+            let times = [row.us, row.gb_per_s, row.sweep_us, row.sweep_gb_per_s].map(Cell::sig3);
             let share = Cell::Amount(row.share_of_sweep, Unit::Percent);
             table.rows.push(std::iter::once(Cell::code(&row.variant)).chain(sizes).chain(times).chain([share]).collect());
         }
-        let plain = "Plain: one thread reads, changes and writes as many bytes. Times are the best of several.";
+        let plain = "Plain: one thread reads, changes and writes the same number of bytes. Times are the best of several.";
         let mut sections = Vec::new();
         if !self.curve.is_empty() {
             let mut curve = Table::new("", ["variant", "position", "µs per token", "bytes kept"]);
@@ -110,11 +110,11 @@ impl Documented for DecodeBench {
                 curve.rows.push(vec![
                     Cell::code(&point.variant),
                     Cell::count(point.position),
-                    Cell::three(point.us),
+                    Cell::sig3(point.us),
                     Cell::count(point.bytes),
                 ]);
             }
-            sections.push(Section::new("Time of a token by position", vec![Block::table("curve", curve)]));
+            sections.push(Section::new("Time per token by position", vec![Block::table("curve", curve)]));
         }
         Document {
             title: "One token at a time with a constant state".into(),
@@ -164,7 +164,7 @@ impl Documented for StepBench {
                     "best {ms:.2} ms, median {:.2} ms, {} tokens/s, {} GFLOP/s, {} of peak",
                     self.median_ms,
                     thousands(tokens_per_s.unwrap_or_default() as u64),
-                    three(gflops),
+                    sig3(gflops),
                     Unit::Percent.format(share_of_peak)
                 ),
             ),

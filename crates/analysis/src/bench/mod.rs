@@ -58,7 +58,7 @@ impl Speed {
 type Job<'a, const N: usize> = Box<dyn FnMut() -> Result<[Duration; N], Error> + 'a>;
 
 /// A round that takes longer is the last one, and counts even if it is the first.
-const LONG: Duration = Duration::from_secs(20);
+const LAST_ROUND_TIME: Duration = Duration::from_secs(20);
 
 /// Runs the jobs alternately, so a disturbance affects all of them, `repeat` times after a warmup round. Returns the times of each job.
 fn measure<const N: usize>(repeat: usize, jobs: &mut [Job<N>]) -> Result<Vec<Vec<[Duration; N]>>, Error> {
@@ -68,7 +68,7 @@ fn measure<const N: usize>(repeat: usize, jobs: &mut [Job<N>]) -> Result<Vec<Vec
         for (job, times) in jobs.iter_mut().zip(&mut times) {
             times.push(job()?);
         }
-        if start.elapsed() > LONG {
+        if start.elapsed() > LAST_ROUND_TIME {
             break;
         }
         if round == 0 {

@@ -5,11 +5,11 @@ use crate::Error;
 /// B rows, H heads, T positions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AttentionShape {
-    /// B
+    /// Batch rows, B.
     pub batch: usize,
-    /// H
+    /// Query heads, H.
     pub heads: usize,
-    /// T
+    /// Positions, T.
     pub time: usize,
 }
 
@@ -33,14 +33,14 @@ pub trait Sizes3: Sized {
 }
 
 impl Sizes3 for AttentionShape {
-    const EXPECTED: &'static str = "batch x heads x time, three positive numbers as in 8x4x256, several separated by commas";
+    const EXPECTED: &'static str = "batch x heads x time, three positive numbers such as 8x4x256, several separated by commas";
     fn from_sizes([batch, heads, time]: [usize; 3]) -> Self {
         AttentionShape { batch, heads, time }
     }
 }
 
 impl Sizes3 for GemmShape {
-    const EXPECTED: &'static str = "M x K x N, three positive numbers as in 2048x256x512, several separated by commas";
+    const EXPECTED: &'static str = "M x K x N, three positive numbers such as 2048x256x512, several separated by commas";
     fn from_sizes([m, k, n]: [usize; 3]) -> Self {
         GemmShape { m, k, n }
     }

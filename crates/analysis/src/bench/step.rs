@@ -21,11 +21,11 @@ use crate::plain_config::plain_config;
 /// Options.
 #[derive(Clone, Debug)]
 pub struct StepOptions {
-    /// V
+    /// Vocabulary size, V.
     pub vocab: usize,
     /// Hidden size.
     pub hidden: usize,
-    /// H
+    /// Query heads, H.
     pub heads: usize,
     /// Key-value heads G; default: same as heads.
     pub kv_heads: Option<usize>,
@@ -33,9 +33,9 @@ pub struct StepOptions {
     pub layers: usize,
     /// Intermediate size of the MLP.
     pub mlp: usize,
-    /// B
+    /// Batch rows, B.
     pub batch: usize,
-    /// T
+    /// Positions per row, T.
     pub length: usize,
     /// Variant of every head.
     pub attention: Variant,
@@ -61,21 +61,21 @@ pub struct StepBench {
     /// Precision of the products of linear layers.
     #[serde(default)]
     pub precision: String,
-    /// V
+    /// Vocabulary size, V.
     pub vocab: usize,
     /// Hidden size.
     pub hidden: usize,
-    /// H
+    /// Query heads, H.
     pub heads: usize,
-    /// G
+    /// KV heads, G.
     pub kv_heads: usize,
     /// Layers.
     pub layers: usize,
     /// Intermediate size of the MLP.
     pub mlp: usize,
-    /// B
+    /// Batch rows, B.
     pub batch: usize,
-    /// T
+    /// Positions per row, T.
     pub length: usize,
     /// Number of parameters.
     pub parameters: usize,

@@ -15,7 +15,7 @@ from .variant import VARIANT
 
 
 class Extra(NamedTuple):
-    """A projection or parameter besides those of q, k and v."""
+    """A projection or parameter other than those of q, k and v."""
 
     #: Name in the engine, and in checkpoints.
     name: str
@@ -59,16 +59,16 @@ def extras_of_variant(variant: Variant, heads: int, kv_heads: int, dim: int) -> 
     if variant.conv is not None:
         for name, count in (("q", heads), ("k", kv_heads), ("v", kv_heads)):
             yield Extra(f"conv_{name}", f"{name}_conv1d.weight", (count * dim, 1, variant.conv), init=("uniform", variant.conv**-0.5))
-    for weighing, name, tensor in ((variant.near, "", ""), (variant.far, "far_", "far.")):
-        if weighing is None:
+    for score_fn, name, tensor in ((variant.near, "", ""), (variant.far, "far_", "far.")):
+        if score_fn is None:
             continue
-        if weighing.kernel.learned:
-            yield Extra(f"{name}coefficients", f"{tensor}coefficients", (heads, len(weighing.kernel.orders)), init=("constant", 1.0))
-        width = weighing.dim or dim
+        if score_fn.kernel.learned:
+            yield Extra(f"{name}coefficients", f"{tensor}coefficients", (heads, len(score_fn.kernel.orders)), init=("constant", 1.0))
+        width = score_fn.dim or dim
         for side, count in (("q", heads), ("k", kv_heads)):
-            if weighing.dim is not None:
+            if score_fn.dim is not None:
                 yield Extra(f"{name}dim_{side}", f"{tensor}{side}_dim.weight", (count, width, dim), init=("uniform", (3 / dim) ** 0.5))
-            if weighing.kernel.map == "hedgehog":
+            if score_fn.kernel.map == "hedgehog":
                 yield Extra(f"{name}feature_{side}", f"{tensor}{side}_feature.weight", (count, width, width), init=("uniform", (3 / width) ** 0.5))
                 yield Extra(f"{name}feature_{side}_bias", f"{tensor}{side}_feature.bias", (count, width))
 

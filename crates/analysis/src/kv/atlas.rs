@@ -15,7 +15,7 @@ use crate::kv::journal::{Journal, digest};
 use crate::kv::kinds::{Kind, SINKS};
 use crate::kv::recall::{self, Facts};
 use crate::kv::sensitivity::{self, PROBE};
-use crate::kv::{Error, Tell};
+use crate::kv::{Error, ProgressFn};
 
 /// Sums over the sampled queries of a head.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -89,7 +89,7 @@ pub struct HeadFacts {
     /// KL in nats per token if its KV head keeps only a short window; `None` if it was not measured.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub kl: Option<f64>,
-    /// The rise of the loss, in nats per token.
+    /// The loss increase, in nats per token.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rise: Option<f64>,
     /// Share of recalled facts beyond that window, among those that the original recalls.
@@ -154,7 +154,7 @@ impl Atlas {
         Atlas { model: model.into(), data, contexts: gathered.contexts, length, sinks: SINKS, near: NEAR, facts: 0, heads }
     }
 
-    /// Adds the effect of removing the memory of each KV head: KL and rise of the loss on a context. Recall is measured for the KV heads with the largest
+    /// Adds the effect of removing the memory of each KV head: KL and loss increase on a context. Recall is measured for the KV heads with the largest
     /// KL only, since each question is a separate text.
     pub fn add_removals(
         &mut self,
@@ -163,9 +163,9 @@ impl Atlas {
         recall: Option<(Facts, Recalls)>,
         journal: &mut Journal,
         stop: &AtomicBool,
-        tell: Tell,
+        progress: ProgressFn,
     ) -> Result<(), Error> {
-        let removals = sensitivity::measure(model, &gathered.identity, &[context.to_vec()], journal, stop, tell)?;
+        let removals = sensitivity::measure(model, &gathered.identity, &[context.to_vec()], journal, stop, progress)?;
         let (h, g) = (model.config.num_attention_heads, model.config.num_key_value_heads);
         let unit = |head: &HeadFacts| head.layer * g + head.head / (h / g);
         for head in &mut self.heads {
@@ -173,8 +173,8 @@ impl Atlas {
             (head.kl, head.rise) = (Some(removal.kl), Some(removal.rise));
         }
         let Some((mut facts, recalls)) = recall else { return Ok(()) };
-        tell(0, recalls.heads as u64, "recall of the original");
-        let questions = facts.found_by(&mut recall::decoder(model)?, RECALL_DISTANCE, recalls.facts)?;
+        progress(0, recalls.heads as u64, "recall of the original");
+        let questions = facts.answered_by(&mut recall::decoder(model)?, RECALL_DISTANCE, recalls.facts)?;
         self.facts = questions.len();
         let mut order: Vec<usize> = (0..removals.len()).collect();
         order.sort_by(|&a, &b| removals[b].kl.total_cmp(&removals[a].kl));
@@ -192,7 +192,7 @@ impl Atlas {
                     let mut decoder = recall::decoder(&Arc::new(assemble(model, &kinds)?))?;
                     let mut found = 0;
                     for question in &questions {
-                        found += usize::from(question.is_found(facts.tokenizer(), &mut decoder)?);
+                        found += usize::from(question.is_answered(facts.tokenizer(), &mut decoder)?);
                     }
                     journal.put(&key, &format!("facts without the memory of KV head {cut}"), &found);
                     found
@@ -200,7 +200,7 @@ impl Atlas {
             };
             let share = found as f64 / questions.len() as f64;
             self.heads.iter_mut().filter(|head| unit(head) == cut).for_each(|head| head.recall = Some(share));
-            tell(done as u64 + 1, order.len() as u64, "recall without the memory of a KV head");
+            progress(done as u64 + 1, order.len() as u64, "recall without the memory of a KV head");
         }
         Ok(())
     }
@@ -233,7 +233,7 @@ impl Documented for Atlas {
         let per_layer = self.heads.iter().take_while(|head| head.layer == 0).count().max(1);
         let ordered = self.heads.iter().enumerate().all(|(i, head)| (head.layer, head.head) == (i / per_layer, i % per_layer));
         if !ordered || !self.heads.len().is_multiple_of(per_layer) {
-            return Err("its heads are not listed by layer and head, with as many heads in each layer".into());
+            return Err("its heads are not in order of layer and head, or layers have different numbers of heads".into());
         }
         Ok(())
     }
@@ -258,7 +258,7 @@ impl Documented for Atlas {
             ),
         ];
         if self.heads.iter().any(|head| head.kl.is_some()) {
-            let text = format!("its KV head keeps the first {sinks} and the last {PROBE} keys: KL and rise of the loss, nats per token");
+            let text = format!("its KV head keeps the first {sinks} and the last {PROBE} keys: KL and loss increase, nats per token");
             facts.push(("removal of a head".to_owned(), text));
         }
         if self.facts > 0 {
@@ -275,7 +275,7 @@ impl Documented for Atlas {
         ];
         if self.heads.iter().any(|head| head.kl.is_some()) {
             panels.push(self.map("KL when the KV head keeps a short window", Shade::Linear, |head| head.kl).into());
-            panels.push(self.map("Rise of the loss", Shade::Linear, |head| head.rise).into());
+            panels.push(self.map("Loss increase", Shade::Linear, |head| head.rise).into());
         }
         if self.heads.iter().any(|head| head.recall.is_some()) {
             panels.push(self.map("Facts recalled without the memory of the KV head", Shade::Linear, |head| head.recall).into());

@@ -2,17 +2,17 @@
 //!
 //! ```text
 //! record       variants and bytes equal the record
-//! ways         reference formula, full-sequence forward, prefill in chunks and token-by-token decoding agree
+//! agreement    reference formula, full-sequence forward, prefill in chunks and token-by-token decoding agree
 //! shares       contributions of sinks, window and heavy hitters to each head's output
 //! parts        predictions without each of these, compared with the original's
 //! generation   loss of the original on greedy continuations
 //! recall       facts at distances within and beyond the window, by generation
 //! ```
 
+mod agreement;
 mod document;
 mod generation;
 mod shares;
-mod ways;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -27,7 +27,7 @@ use termwise_model::{Config, Model};
 use crate::kv::meter::{Reference, Sums, whole};
 use crate::kv::recall::{self, Facts};
 use crate::kv::record::Record;
-use crate::kv::{Error, Tell};
+use crate::kv::{Error, ProgressFn};
 
 pub use crate::kv::recall::Recall;
 pub use generation::Generation;
@@ -36,7 +36,7 @@ pub use shares::Share;
 use shares::{Contribution, IdleRemoval};
 
 /// Smallest KL in nats per token that counts as a change of predictions.
-const NOTHING: f64 = 1e-6;
+const MIN_KL: f64 = 1e-6;
 
 /// One check.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -167,10 +167,10 @@ pub fn audit(
     contexts: &[Vec<u32>],
     options: Options,
     stop: &AtomicBool,
-    tell: Tell,
+    progress: ProgressFn,
 ) -> Result<Audit, Error> {
     let Some(first) = contexts.first().filter(|ids| ids.len() > 1) else {
-        return Err(Error::Asked("no text was given; name some with --data".into()));
+        return Err(Error::Request("no text was given; name some with --data".into()));
     };
     let Options { record, tokenizer, facts, tokens, between } = options;
     let mut audit = Audit { contexts: contexts.len(), length: first.len(), layers: model.config.num_hidden_layers, ..Audit::default() };
@@ -179,7 +179,7 @@ pub fn audit(
     let all = (4 + contexts.len() * (had + 2) + asked) as u64;
     let mut done = 0;
     let mut step = |what: &str| -> Result<(), Error> {
-        tell(done, all, what);
+        progress(done, all, what);
         done += 1;
         if stop.load(Ordering::Relaxed) { Err(Error::Stopped) } else { Ok(()) }
     };
@@ -188,12 +188,12 @@ pub fn audit(
     step("reference formula")?;
     let (uncoded, coded) = changed(&model.config, |variant| without(variant, "quantization"));
     let uncoded = (coded > 0).then(|| smaller(model, uncoded)).transpose()?;
-    let at_once = ways::at_once(model, first)?;
-    let limit = ways::Limit::new(uncoded.as_ref(), first, &at_once)?;
+    let full_sequence_logits = agreement::full_sequence_logits(model, first)?;
+    let limit = agreement::Limit::new(uncoded.as_ref(), first, &full_sequence_logits)?;
     drop(uncoded);
-    audit.checks.push(ways::formula(model, model, first, limit)?);
+    audit.checks.push(agreement::formula(model, model, first, limit)?);
     step("token by token")?;
-    let (checks, bytes) = ways::tokens(model, first, &at_once, limit, between)?;
+    let (checks, bytes) = agreement::tokens(model, first, &full_sequence_logits, limit, between)?;
     audit.checks.extend(checks);
     if let (Some(record), Some(bytes)) = (record, bytes) {
         audit.checks.push(Check::new(
@@ -204,7 +204,7 @@ pub fn audit(
         ));
     }
     step("contributions to the outputs")?;
-    drop(at_once);
+    drop(full_sequence_logits);
     audit.shares = shares::measure(model, first)?;
     let contributions = Contribution::all(&audit.shares);
     let mut idle_sums = vec![(Sums::default(), Sums::default()); contributions.len()];
@@ -263,7 +263,7 @@ pub fn audit(
         let beyond =
             |own: &Variant| !matches!(*name, "windows" | "quantization") && own.window.is_some_and(|window| window >= audit.length);
         let reached = changed(&model.config, |own| without(own, name).filter(|_| !beyond(own))).1;
-        let found = match (part.change > NOTHING, worth) {
+        let found = match (part.change > MIN_KL, worth) {
             (false, _) if reached == 0 => {
                 format!("windows contain all of these {} tokens: {name} can only be checked on longer text", audit.length)
             }
@@ -279,7 +279,7 @@ pub fn audit(
             &format!("effect of {name}"),
             rule,
             found,
-            (reached > 0 || part.change > NOTHING).then_some(part.change > NOTHING && worth),
+            (reached > 0 || part.change > MIN_KL).then_some(part.change > MIN_KL && worth),
         ));
         audit.parts.push(part);
     }

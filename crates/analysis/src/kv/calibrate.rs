@@ -13,7 +13,7 @@ use termwise_model::{Model, ObservedAttention, SessionOptions};
 use crate::kv::atlas::HeadSums;
 use crate::kv::journal::{Sealed, digest, seal, unseal};
 use crate::kv::kinds::{SINKS, is_convertible};
-use crate::kv::{Error, Tell};
+use crate::kv::{Error, ProgressFn};
 
 /// Number of near keys; keys further back are far.
 pub const NEAR: usize = 64;
@@ -37,7 +37,7 @@ impl Gathered {
         let Ok(text) = std::fs::read_to_string(path) else { return Ok(None) };
         match unseal(&text) {
             Sealed::Whole(object) => Ok(serde_json::from_str(&object).ok()),
-            Sealed::Broken => Err(Error::Asked(format!(
+            Sealed::Broken => Err(Error::Request(format!(
                 "{} was edited: its checksum is missing or does not match; remove the file to calibrate again",
                 path.display()
             ))),
@@ -69,7 +69,7 @@ pub fn pass(
     model: &Model,
     contexts: &[Vec<u32>],
     stop: &AtomicBool,
-    tell: Tell,
+    progress: ProgressFn,
     what: &str,
     look: &mut dyn FnMut(usize, &ObservedAttention) -> Result<(), Error>,
 ) -> Result<(), Error> {
@@ -83,7 +83,7 @@ pub fn pass(
         session.observe(&model.params, ids, None, &mut |seen: ObservedAttention| {
             if failed.is_ok() {
                 failed = look(index, &seen);
-                tell(index as u64 * layers + seen.layer as u64 + 1, contexts.len() as u64 * layers, what);
+                progress(index as u64 * layers + seen.layer as u64 + 1, contexts.len() as u64 * layers, what);
             }
         })?;
         failed?;
@@ -97,13 +97,19 @@ pub fn view(seen: &ObservedAttention, head: usize) -> Result<View, Error> {
 }
 
 /// Accumulates over all contexts; resumes from the file if model and text match.
-pub fn gather(model: &Model, contexts: &[Vec<u32>], file: Option<&Path>, stop: &AtomicBool, tell: Tell) -> Result<Gathered, Error> {
+pub fn gather(
+    model: &Model,
+    contexts: &[Vec<u32>],
+    file: Option<&Path>,
+    stop: &AtomicBool,
+    progress: ProgressFn,
+) -> Result<Gathered, Error> {
     let config = &model.config;
     let (layers, h, g) = (config.num_hidden_layers, config.num_attention_heads, config.num_key_value_heads);
     if let Some((layer, variant)) =
         (0..layers).find_map(|layer| Some((layer, config.heads(layer).into_iter().find(|own| !is_convertible(own))?)))
     {
-        return Err(Error::Asked(format!(
+        return Err(Error::Request(format!(
             "layer {layer} has `{variant}`, and only heads that are softmax over all keys can be converted: convert the original model"
         )));
     }
@@ -114,8 +120,8 @@ pub fn gather(model: &Model, contexts: &[Vec<u32>], file: Option<&Path>, stop: &
         known.unwrap_or_else(|| Gathered { identity: identity.clone(), contexts: 0, heads: vec![HeadSums::default(); layers * h] });
     let begun = all.contexts;
     for index in begun..contexts.len() {
-        let mut told = |done: u64, of: u64, what: &str| tell(index as u64 * of + done, contexts.len() as u64 * of, what);
-        pass(model, &contexts[index..=index], stop, &mut told, "calibrating heads", &mut |_, seen| {
+        let mut report = |done: u64, of: u64, what: &str| progress(index as u64 * of + done, contexts.len() as u64 * of, what);
+        pass(model, &contexts[index..=index], stop, &mut report, "calibrating heads", &mut |_, seen| {
             let rows = sampled(index, contexts[index].len(), QUERIES);
             let found: Result<Vec<_>, Error> = (0..g)
                 .into_par_iter()

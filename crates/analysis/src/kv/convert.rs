@@ -20,7 +20,7 @@ use crate::kv::kinds::{Family, Kind, key_bytes};
 use crate::kv::meter::{ByPosition, Reference, known, whole};
 use crate::kv::record::EARLIER_BUILD;
 use crate::kv::sensitivity::{self, PROBE, Removal};
-use crate::kv::{Error, Tell, Texts};
+use crate::kv::{Error, ProgressFn, Texts};
 
 /// Candidate numbers of keys per KV head, in addition to sinks.
 pub const SIZES: [usize; 9] = [4, 16, 32, 64, 128, 256, 512, 1024, 2048];
@@ -33,7 +33,7 @@ pub enum Budget {
     Bytes(u64),
     /// Keys and values in 16 bits for each KV head, on average.
     Keys(u64),
-    /// Maximum relative rise of the loss on calibration text.
+    /// Maximum relative loss increase on calibration text.
     Loss(f64),
 }
 
@@ -87,7 +87,7 @@ impl FromStr for Share {
             .ok()
             .filter(|share| share.is_finite() && *share > 0.0)
             .map(Share)
-            .ok_or_else(|| format!("a rise such as +1% is expected, found `{text}`"))
+            .ok_or_else(|| format!("expected a loss increase such as +1%, found `{text}`"))
     }
 }
 
@@ -117,13 +117,13 @@ impl Prepared {
         families: &[Family],
         folder: Option<&Path>,
         stop: &AtomicBool,
-        tell: Tell,
+        progress: ProgressFn,
     ) -> Result<Prepared, Error> {
         if let Some(folder) = folder {
             create_folder(folder)?;
         }
         let place = |name: &str| folder.map(|folder| folder.join(name));
-        let gathered = gather(model, &texts.calibration, place("calibration.json").as_deref(), stop, tell)?;
+        let gathered = gather(model, &texts.calibration, place("calibration.json").as_deref(), stop, progress)?;
         let overhead = overhead(&model.config)?;
         if families.is_empty() {
             return Ok(Prepared { overhead, gathered, errors: Errors { kinds: Vec::new(), values: Vec::new() }, removals: Vec::new() });
@@ -136,8 +136,8 @@ impl Prepared {
         kinds.extend(families.iter().flat_map(|family| SIZES.into_iter().filter(|&size| useful(family, size)).map(|size| family.of(size))));
         let mut seen = std::collections::HashSet::new();
         kinds.retain(|kind| seen.insert(*kind));
-        let errors = errors::measure(model, &gathered.identity, texts.error_contexts(), &kinds, &mut journal, stop, tell)?;
-        let removals = sensitivity::measure(model, &gathered.identity, &texts.probes(), &mut journal, stop, tell)?;
+        let errors = errors::measure(model, &gathered.identity, texts.error_contexts(), &kinds, &mut journal, stop, progress)?;
+        let removals = sensitivity::measure(model, &gathered.identity, &texts.probes(), &mut journal, stop, progress)?;
         Ok(Prepared { gathered, errors, removals, overhead })
     }
 
@@ -177,7 +177,7 @@ pub struct Conversion {
     pub data: Vec<String>,
     /// Requested limit.
     pub budget: Budget,
-    /// Bytes of the state of one sequence between tokens.
+    /// Bytes of the state of one sequence.
     pub bytes: u64,
     /// The same in 16-bit key/value pairs per KV head.
     pub keys: f64,
@@ -232,7 +232,7 @@ pub fn check_budget(config: &Config, families: &[Family], budget: Budget) -> Res
     };
     let least = families.iter().map(|family| family.of(SIZES[0]).bytes(d)).min().unwrap_or(0) * units + overhead(config)?;
     if bytes < least {
-        return Err(Error::Asked(format!(
+        return Err(Error::Request(format!(
             "the budget is {bytes} bytes, and the smallest memory of {units} KV heads takes {least}; allow more"
         )));
     }
@@ -240,7 +240,7 @@ pub fn check_budget(config: &Config, families: &[Family], budget: Budget) -> Res
 }
 
 /// Keys per KV head of the largest memory that a search for a loss tries.
-const MOST_SEARCHED: f64 = 2048.0;
+const MAX_SEARCHED_KEYS: f64 = 2048.0;
 
 /// Chooses kinds for a budget. For a share of the loss: the smallest budget by bisection over log bytes, with the loss on calibration contexts.
 pub fn choose(
@@ -250,13 +250,13 @@ pub fn choose(
     texts: &Texts,
     (budget, granularity): (Budget, Granularity),
     stop: &AtomicBool,
-    tell: Tell,
+    progress: ProgressFn,
 ) -> Result<Vec<Kind>, Error> {
     let config = &model.config;
     let (units, d) = ((config.num_hidden_layers * config.num_key_value_heads) as u64, config.head_dim);
     check_budget(config, families, budget)?;
     let shared = granularity.shared(config);
-    let too_small = |bytes: u64| Error::Asked(format!("the budget of {bytes} bytes is too small; allow more"));
+    let too_small = |bytes: u64| Error::Request(format!("the budget of {bytes} bytes is too small; allow more"));
     let within = |bytes: u64| prepared.choose(families, shared, d, bytes).ok_or_else(|| too_small(bytes));
     let share = match budget {
         Budget::Bytes(bytes) => return within(bytes),
@@ -273,13 +273,13 @@ pub fn choose(
         }
         Ok((sums.loss - sums.original) / sums.original.max(f64::MIN_POSITIVE))
     };
-    let (mut low, mut high) = (16.0f64, MOST_SEARCHED);
+    let (mut low, mut high) = (16.0f64, MAX_SEARCHED_KEYS);
     let mut best = None;
     for round in 0..8 {
         if stop.load(Ordering::Relaxed) {
             return Err(Error::Stopped);
         }
-        tell(round, 8, "searching for the smallest budget");
+        progress(round, 8, "searching for the smallest budget");
         let middle = (low * high).sqrt();
         match prepared.choose(families, shared, d, middle as u64 * key_bytes(d) * units) {
             Some(kinds) if rise(&kinds)? <= share => {
@@ -292,11 +292,11 @@ pub fn choose(
     if let Some(best) = best {
         return Ok(best);
     }
-    let largest = within(MOST_SEARCHED as u64 * key_bytes(d) * units)?;
+    let largest = within(MAX_SEARCHED_KEYS as u64 * key_bytes(d) * units)?;
     let found = rise(&largest)?;
     if found > share {
-        return Err(Error::Asked(format!(
-            "the largest memory of the search, {MOST_SEARCHED} keys per KV head, increases the loss by {:.4} %, and --loss allows {:.4} %; \
+        return Err(Error::Request(format!(
+            "the largest memory of the search, {MAX_SEARCHED_KEYS} keys per KV head, increases the loss by {:.4} %, and --loss allows {:.4} %; \
              allow more, or set --keys",
             found * 100.0,
             share * 100.0
@@ -313,7 +313,7 @@ pub fn evaluate(
     journal: &mut Journal,
     identity: &str,
     stop: &AtomicBool,
-    tell: Tell,
+    progress: ProgressFn,
 ) -> Result<Vec<Measured>, Error> {
     let all: usize = texts.evaluation.iter().map(|text| text.contexts.len()).sum();
     let (mut done, mut measured) = (0, Vec::new());
@@ -334,7 +334,7 @@ pub fn evaluate(
             };
             sums.add(&whole(&found));
             done += 1;
-            tell(done, all as u64, "evaluating");
+            progress(done, all as u64, "evaluating");
         }
         let mean = |sum: f64| sum / sums.count.max(1) as f64;
         measured.push(Measured {
@@ -360,7 +360,7 @@ impl Documented for Conversion {
         let heads = self.layers.checked_mul(self.kv_heads);
         if heads != Some(self.kinds.len()) || self.kinds.is_empty() {
             let (layers, kv_heads, kinds) = (self.layers, self.kv_heads, self.kinds.len());
-            return Err(format!("it has {kinds} kinds for {layers} layers of {kv_heads} KV heads; they must be as many"));
+            return Err(format!("it has {kinds} kinds for {layers} layers of {kv_heads} KV heads; the counts must match"));
         }
         Ok(())
     }
@@ -425,7 +425,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn shares_are_read_as_people_write_them() {
+    fn shares_are_percentages_or_fractions() {
         for (text, share) in [("+1%", 0.01), ("1%", 0.01), ("0.02", 0.02), ("+0.5%", 0.005)] {
             assert!(text.parse::<Share>().is_ok_and(|found| (found.0 - share).abs() < 1e-12), "{text}");
         }

@@ -18,7 +18,7 @@ pub enum Error {
     File(#[from] termwise_base::files::Error),
     /// An invalid request.
     #[error("{0}")]
-    Asked(String),
+    Request(String),
     /// A model with invalid logits.
     #[error("logits at position {0} are NaN or infinite")]
     NoNumbers(usize),
@@ -43,7 +43,7 @@ impl Error {
     /// Whether the request is at fault, as opposed to a failure at run time.
     pub fn is_usage(&self) -> bool {
         match self {
-            Error::Attention(_) | Error::Asked(_) => true,
+            Error::Attention(_) | Error::Request(_) => true,
             Error::Inspect(error) => error.is_usage(),
             _ => false,
         }

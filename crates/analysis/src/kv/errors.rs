@@ -10,7 +10,7 @@ use termwise_model::{Model, ObservedAttention};
 use crate::kv::calibrate::pass;
 use crate::kv::journal::{Journal, digest};
 use crate::kv::kinds::Kind;
-use crate::kv::{Error, Tell};
+use crate::kv::{Error, ProgressFn};
 
 /// Squared errors relative to the squared output of the whole layer, [layers·G, kinds].
 pub struct Errors {
@@ -80,7 +80,7 @@ pub fn measure(
     kinds: &[Kind],
     journal: &mut Journal,
     stop: &AtomicBool,
-    tell: Tell,
+    progress: ProgressFn,
 ) -> Result<Errors, Error> {
     let config = &model.config;
     let (layers, h, g, d) = (config.num_hidden_layers, config.num_attention_heads, config.num_key_value_heads, config.head_dim);
@@ -98,7 +98,7 @@ pub fn measure(
         }
     }
     let scratch = Scratch::default();
-    pass(model, &missing, stop, tell, "what memories do to heads", &mut |index, seen: &ObservedAttention| {
+    pass(model, &missing, stop, progress, "output errors of KV heads", &mut |index, seen: &ObservedAttention| {
         let (layer, context) = (seen.layer, &missing[index]);
         let gram = grams(model, layer)?;
         let whole: f64 = squares(seen.y, width, &gram, w).iter().sum();

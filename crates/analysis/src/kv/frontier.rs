@@ -18,12 +18,12 @@ use crate::kv::convert::{Prepared, SIZES, bytes_of, overhead};
 use crate::kv::journal::{Journal, digest};
 use crate::kv::kinds::{Family, Kind, key_bytes};
 use crate::kv::meter::{ByPosition, Reference, Sums, known, whole};
-use crate::kv::{Error, Tell, Texts};
+use crate::kv::{Error, ProgressFn, Texts};
 
 pub use best::{Best, Saving};
 
 /// Budgets are smaller, keys per KV head.
-const MOST_KEYS: u64 = 1 << 30;
+const MAX_KEYS: u64 = 1 << 30;
 
 /// A method of allocation within a budget.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -50,38 +50,38 @@ impl Method {
     }
 
     /// Several techniques, chosen per KV head.
-    const fn by_head(name: &'static str, families: &'static [Family]) -> Method {
+    const fn head_method(name: &'static str, families: &'static [Family]) -> Method {
         Method { name, families, per_head: true, combined: true }
     }
 }
 
 const WINDOW: Family = Family::WINDOW;
-const CHOSEN: Family = Family { chosen: true, ..WINDOW };
-const LATELY: Family = Family { fade: true, ..CHOSEN };
+const HEAVY_HITTERS: Family = Family { chosen: true, ..WINDOW };
+const RECENT_HEAVY_HITTERS: Family = Family { fade: true, ..HEAVY_HITTERS };
 const BITS8: Family = Family { bits: [8, 8], ..WINDOW };
 const BITS84: Family = Family { bits: [8, 4], ..WINDOW };
 const BITS4: Family = Family { bits: [4, 4], ..WINDOW };
-const BITS8_CHOSEN: Family = Family { chosen: true, ..BITS8 };
-const BITS84_CHOSEN: Family = Family { chosen: true, ..BITS84 };
-const BITS4_CHOSEN: Family = Family { chosen: true, ..BITS4 };
+const BITS8_HEAVY_HITTERS: Family = Family { chosen: true, ..BITS8 };
+const BITS84_HEAVY_HITTERS: Family = Family { chosen: true, ..BITS84 };
+const BITS4_HEAVY_HITTERS: Family = Family { chosen: true, ..BITS4 };
 
 /// The families that `convert` chooses from.
-pub const ALL: &[Family] = &[WINDOW, BITS8, BITS8_CHOSEN, BITS84, BITS84_CHOSEN, BITS4, BITS4_CHOSEN];
+pub const ALL: &[Family] = &[WINDOW, BITS8, BITS8_HEAVY_HITTERS, BITS84, BITS84_HEAVY_HITTERS, BITS4, BITS4_HEAVY_HITTERS];
 
 /// The methods, single techniques first.
 pub const METHODS: &[Method] = &[
     Method::one("window", &[WINDOW]),
     Method { per_head: true, ..Method::one("window per head", &[WINDOW]) },
-    Method::one("heavy hitters", &[CHOSEN]),
-    Method::one("recent heavy hitters", &[LATELY]),
+    Method::one("heavy hitters", &[HEAVY_HITTERS]),
+    Method::one("recent heavy hitters", &[RECENT_HEAVY_HITTERS]),
     Method::one("8 bits", &[BITS8]),
     Method::one("8/4 bits", &[BITS84]),
     Method::one("4 bits", &[BITS4]),
-    Method::several("8 bits + heavy hitters", &[BITS8_CHOSEN]),
-    Method::several("4 bits + heavy hitters", &[BITS4_CHOSEN]),
-    Method::by_head("heavy hitters per head", &[WINDOW, CHOSEN]),
-    Method::by_head("8 bits per head", &[BITS8, BITS8_CHOSEN]),
-    Method::by_head("all kinds per head", ALL),
+    Method::several("8 bits + heavy hitters", &[BITS8_HEAVY_HITTERS]),
+    Method::several("4 bits + heavy hitters", &[BITS4_HEAVY_HITTERS]),
+    Method::head_method("heavy hitters per head", &[WINDOW, HEAVY_HITTERS]),
+    Method::head_method("8 bits per head", &[BITS8, BITS8_HEAVY_HITTERS]),
+    Method::head_method("all kinds per head", ALL),
 ];
 
 /// Names of methods in earlier builds, and the current ones.
@@ -118,7 +118,7 @@ impl Method {
             .collect();
         if let Some(unknown) = names.iter().find(|name| METHODS.iter().all(|method| method.name != **name)) {
             let all: Vec<&str> = METHODS.iter().map(|method| method.name).collect();
-            return Err(Error::Asked(format!("unknown method `{unknown}`; available: {}", all.join(", "))));
+            return Err(Error::Request(format!("unknown method `{unknown}`; available: {}", all.join(", "))));
         }
         Ok(METHODS.iter().filter(|method| names.is_empty() || names.iter().any(|name| name == method.name)).collect())
     }
@@ -156,12 +156,12 @@ impl Method {
     /// Rejects budgets that are too small for all of these methods.
     pub fn check_budgets(methods: &[&Method], keys: &[u64], config: &Config) -> Result<(), Error> {
         let least = Method::least_keys(methods, config)?;
-        match keys.iter().find(|&&keys| !(least..MOST_KEYS).contains(&keys)) {
-            Some(keys) if *keys < least => Err(Error::Asked(format!(
+        match keys.iter().find(|&&keys| !(least..MAX_KEYS).contains(&keys)) {
+            Some(keys) if *keys < least => Err(Error::Request(format!(
                 "--keys {keys} is too small: the smallest memory of these methods takes {least} keys per KV head; use --keys {least} or more"
             ))),
-            Some(keys) => Err(Error::Asked(format!("--keys {keys} is too large: budgets are below {MOST_KEYS} keys per KV head"))),
-            None if keys.is_empty() => Err(Error::Asked(format!("no budget was given; set --keys to {least} or more"))),
+            Some(keys) => Err(Error::Request(format!("--keys {keys} is too large: budgets are below {MAX_KEYS} keys per KV head"))),
+            None if keys.is_empty() => Err(Error::Request(format!("no budget was given; set --keys to {least} or more"))),
             None => Ok(()),
         }
     }
@@ -183,7 +183,7 @@ pub struct Point {
 }
 
 impl Point {
-    /// Mean rise of the loss over contexts, and its standard error for two or more.
+    /// Mean loss increase over contexts, and its standard error for two or more.
     pub fn rise(&self) -> (f64, Option<f64>) {
         mean_and_error(&self.contexts.iter().map(|buckets| whole(buckets).rise()).collect::<Vec<_>>())
     }
@@ -315,7 +315,7 @@ pub fn run(
     options: &Options,
     about: Frontier,
     stop: &AtomicBool,
-    tell: Tell,
+    progress: ProgressFn,
     show: &mut dyn FnMut(&Frontier),
 ) -> Result<Frontier, Error> {
     let config = &model.config;
@@ -383,7 +383,7 @@ pub fn run(
                         let found = reference.compare(bench.assemble(&kinds)?)?;
                         journal.put(&key, &format!("{}, {keys} keys, {} {index}", method.name, text.name), &found);
                         done += 1;
-                        tell(done, total, &format!("{} at {keys} keys", method.name));
+                        progress(done, total, &format!("{} at {keys} keys", method.name));
                         found
                     }
                 };
@@ -438,7 +438,7 @@ impl Frontier {
         self.savings = best::savings(self);
     }
 
-    /// Rise of the loss of a method at a budget per context, over all texts; `None` if a text lacks the method.
+    /// Loss increase of a method at a budget per context, over all texts; `None` if a text lacks the method.
     fn rises(&self, method: &str, keys: u64) -> Option<Vec<f64>> {
         let mut all = Vec::new();
         for (text, ..) in &self.texts {

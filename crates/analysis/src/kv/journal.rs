@@ -39,7 +39,7 @@ impl Journal {
                 let Sealed::Whole(object) = unseal(&line) else {
                     if serde_json::from_str::<Value>(&line).is_ok_and(|entry| entry.get("checksum").is_some()) {
                         let place = format!("line {} of {}", number + 1, path.display());
-                        return Err(Error::Asked(format!(
+                        return Err(Error::Request(format!(
                             "{place} was edited: its checksum does not match; remove the line to measure it again"
                         )));
                     }

@@ -39,7 +39,7 @@ impl Kind {
     /// The variant of a head with this memory; `own` must be softmax over all keys.
     pub fn variant(&self, own: &Variant) -> Result<Variant, Error> {
         if !is_convertible(own) {
-            return Err(Error::Asked(format!("`{own}` is not softmax over all keys: its memory cannot be replaced")));
+            return Err(Error::Request(format!("`{own}` is not softmax over all keys: its memory cannot be replaced")));
         }
         let heavy_hitters = HeavyHitters { keys: self.chosen, fade: self.fade.then_some(FADE) };
         let variant = own

@@ -10,7 +10,7 @@ use crate::kv::journal::Journal;
 /// Rows of logits per matrix product: enough to reuse the weights of the vocabulary.
 const ROWS: usize = 512;
 /// Loss and KL in nats if logits are NaN or infinite.
-const WORST: f64 = 100.0;
+const INVALID_LOSS: f64 = 100.0;
 /// Values per partial sum in float32; partial sums are added in float64.
 const BLOCK: usize = 1024;
 /// Parallel partial sums, which compilers vectorize.
@@ -50,7 +50,7 @@ impl Sums {
         self.kl += other.kl;
     }
 
-    /// Mean rise of the loss, nats per token.
+    /// Mean loss increase, nats per token.
     pub fn rise(&self) -> f64 {
         (self.loss - self.original) / self.count.max(1) as f64
     }
@@ -92,13 +92,13 @@ fn session(model: &Model, ids: &[u32]) -> Result<Session, Error> {
 #[inline(always)]
 fn exp(x: f32) -> f32 {
     // x = n·ln 2 + r; adding 1.5·2²³ leaves n in the low bits.
-    const ROUND: f32 = 12_582_912.0;
+    const ROUNDING_OFFSET: f32 = 12_582_912.0;
     let x = x.max(-87.0);
-    let shifted = x * std::f32::consts::LOG2_E + ROUND;
-    let n = shifted - ROUND;
+    let shifted = x * std::f32::consts::LOG2_E + ROUNDING_OFFSET;
+    let n = shifted - ROUNDING_OFFSET;
     let r = (x - n * 0.693_359_4) - n * -2.121_944_4e-4;
     let p = 1.0 + r * (1.0 + r * (0.5 + r * (1.666_665_8e-1 + r * (4.166_579_6e-2 + r * (8.369_09e-3 + r * 1.381_6e-3)))));
-    f32::from_bits(shifted.to_bits().wrapping_sub(ROUND.to_bits()).wrapping_add(127) << 23) * p
+    f32::from_bits(shifted.to_bits().wrapping_sub(ROUNDING_OFFSET.to_bits()).wrapping_add(127) << 23) * p
 }
 
 /// Σ f(x, y) in lanes and blocks.
@@ -168,7 +168,7 @@ impl Reference {
                 .zip(self.logs[first * v..last * v].par_chunks_exact(v))
                 .enumerate()
                 .map(|(i, (row, own))| {
-                    let Some(log) = log_sum(row) else { return (WORST, WORST) };
+                    let Some(log) = log_sum(row) else { return (INVALID_LOSS, INVALID_LOSS) };
                     let kl = sum(own, row, |p, q| exp(p) * (p - (q - log)));
                     (-f64::from(row[self.ids[first + i + 1] as usize] - log), kl)
                 })

@@ -36,4 +36,4 @@ pub use run::{AtlasOptions, AuditOptions, ConvertOptions, FrontierOptions, TextS
 pub use text::{Cutting, Named, Text, Texts};
 
 /// Progress callback: steps done, total steps, and the current stage.
-pub type Tell<'a> = &'a mut dyn FnMut(u64, u64, &str);
+pub type ProgressFn<'a> = &'a mut dyn FnMut(u64, u64, &str);

@@ -18,11 +18,11 @@ const DISTANCES: [usize; 7] = [16, 64, 192, 448, 960, 1984, 4032];
 /// Adjacent pairs.
 const PAIRS: usize = 4;
 /// Tokens before a fact, of fact and question together, and of an answer.
-const BEFORE: usize = 32;
-const AROUND: usize = 96;
-const ANSWER: usize = 8;
+const TOKENS_BEFORE: usize = 32;
+const FACT_TOKENS: usize = 96;
+const ANSWER_TOKENS: usize = 8;
 /// Minimum share of recalled facts within all windows, among those that the original recalls.
-const FOUND: f64 = 0.9;
+const MIN_RECALL_SHARE: f64 = 0.9;
 const TASKS: [&str; 2] = ["key and value", "needle"];
 
 /// One task at one distance.
@@ -44,7 +44,7 @@ pub struct Recall {
 
 /// Distances that fit into contexts of this length.
 pub fn distances(length: usize) -> Vec<usize> {
-    DISTANCES.into_iter().filter(|distance| distance + BEFORE + AROUND <= length).collect()
+    DISTANCES.into_iter().filter(|distance| distance + TOKENS_BEFORE + FACT_TOKENS <= length).collect()
 }
 
 /// The shortest window of any head; `None` if a head has no window.
@@ -68,9 +68,9 @@ pub struct Question {
 
 impl Question {
     /// Whether a model generates the answer.
-    pub fn is_found(&self, tokenizer: &Tokenizer, decoder: &mut Decoder) -> Result<bool, Error> {
-        let written = continuation(decoder, &self.prompt, ANSWER)?;
-        let words = tokenizer.decode(&written, true).map_err(|error| Error::Asked(error.to_string()))?;
+    pub fn is_answered(&self, tokenizer: &Tokenizer, decoder: &mut Decoder) -> Result<bool, Error> {
+        let written = continuation(decoder, &self.prompt, ANSWER_TOKENS)?;
+        let words = tokenizer.decode(&written, true).map_err(|error| Error::Request(error.to_string()))?;
         Ok(words.trim_start().starts_with(&self.answer))
     }
 }
@@ -129,14 +129,14 @@ impl<'a> Facts<'a> {
     /// A question of a task at a distance.
     pub fn question(&mut self, task: &str, distance: usize) -> Result<Question, Error> {
         let fact = self.fact(task);
-        let encode = |text: &str| self.tokenizer.encode(text, false).map_err(|error| Error::Asked(error.to_string()));
+        let encode = |text: &str| self.tokenizer.encode(text, false).map_err(|error| Error::Request(error.to_string()));
         let (lines, question) = (encode(&fact.lines)?, encode(&fact.question)?);
-        let mut prompt = self.text(BEFORE);
+        let mut prompt = self.text(TOKENS_BEFORE);
         let place = prompt.len();
         prompt.extend(lines);
         prompt.extend(self.text(distance));
         prompt.extend(question);
-        Ok(Question { reach: prompt.len() - place + ANSWER, prompt, answer: fact.answer })
+        Ok(Question { reach: prompt.len() - place + ANSWER_TOKENS, prompt, answer: fact.answer })
     }
 
     /// Asks both models all questions.
@@ -155,9 +155,9 @@ impl<'a> Facts<'a> {
                     let question = self.question(task, distance)?;
                     recall.asked += 1;
                     recall.reach = recall.reach.max(question.reach);
-                    if question.is_found(self.tokenizer, original)? {
+                    if question.is_answered(self.tokenizer, original)? {
                         recall.original += 1;
-                        recall.converted += usize::from(question.is_found(self.tokenizer, converted)?);
+                        recall.converted += usize::from(question.is_answered(self.tokenizer, converted)?);
                     }
                 }
                 all.push(recall);
@@ -167,14 +167,14 @@ impl<'a> Facts<'a> {
     }
 
     /// At most `count` questions at this distance that the original answers, alternating between tasks, from at most 3·`count` questions.
-    pub fn found_by(&mut self, original: &mut Decoder, distance: usize, count: usize) -> Result<Vec<Question>, Error> {
+    pub fn answered_by(&mut self, original: &mut Decoder, distance: usize, count: usize) -> Result<Vec<Question>, Error> {
         let mut found = Vec::new();
         for task in TASKS.iter().cycle().take(3 * count) {
             if found.len() == count {
                 break;
             }
             let question = self.question(task, distance)?;
-            if question.is_found(self.tokenizer, original)? {
+            if question.is_answered(self.tokenizer, original)? {
                 found.push(question);
             }
         }
@@ -200,7 +200,7 @@ pub fn check(recall: &[Recall], window: Option<usize>) -> Check {
         "{found} of {inside} facts inside the shortest window of {}, {found_beyond} of {beyond} beyond it",
         window.map_or("any length".to_owned(), |window| format!("{window} keys"))
     );
-    Check::new("recall", RULE, text, (inside >= 3).then_some(found as f64 >= FOUND * inside as f64))
+    Check::new("recall", RULE, text, (inside >= 3).then_some(found as f64 >= MIN_RECALL_SHARE * inside as f64))
 }
 
 #[cfg(test)]

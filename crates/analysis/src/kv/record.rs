@@ -31,7 +31,7 @@ pub struct Record {
     pub kinds: Vec<Vec<Kind>>,
     /// The variant of each head, by layer.
     pub heads: Vec<Vec<String>>,
-    /// Bytes that one sequence keeps between tokens.
+    /// Bytes of the state of one sequence.
     pub bytes: u64,
     /// A digest of all other fields.
     pub checksum: String,
@@ -69,18 +69,18 @@ impl Record {
                 let earlier = folder.join(EARLIER_FILE);
                 let record: Option<Value> = std::fs::read(&earlier).ok().and_then(|bytes| serde_json::from_slice(&bytes).ok());
                 return match record.is_some_and(|record| record.get("tensors").is_some()) {
-                    true => Err(Error::Asked(format!("{}: {EARLIER_BUILD}", earlier.display()))),
+                    true => Err(Error::Request(format!("{}: {EARLIER_BUILD}", earlier.display()))),
                     false => Ok(None),
                 };
             }
             read => read.map_err(termwise_base::files::Error::io("read", &path))?,
         };
         let record: Record = serde_json::from_slice(&bytes).map_err(|error| {
-            Error::Asked(format!("{} is not a record of a conversion ({error}); convert again, or remove it", path.display()))
+            Error::Request(format!("{} is not a record of a conversion ({error}); convert again, or remove it", path.display()))
         })?;
         if record.checksum != record.digest() {
             let path = path.display();
-            return Err(Error::Asked(format!("{path} was edited: its checksum does not match; convert the original model again")));
+            return Err(Error::Request(format!("{path} was edited: its checksum does not match; convert the original model again")));
         }
         Ok(Some(record))
     }

@@ -54,7 +54,7 @@ impl TextSplit {
         let others = self.calibration.iter().filter(|path| !named.contains(path));
         let all: Vec<String> = named.iter().chain(others).cloned().collect();
         if named.is_empty() {
-            return Err(Error::Asked("no text was given; name some with --data, as in --data book.txt".into()));
+            return Err(Error::Request("no text was given; name some with --data, as in --data book.txt".into()));
         }
         let mut sources: Vec<Box<dyn Source>> = Vec::new();
         for path in &all {
@@ -82,8 +82,8 @@ impl TextSplit {
 }
 
 /// Name of a model in results: as the user gave it, or its folder.
-fn shown(asked: Option<&str>, folder: &Path) -> String {
-    asked.map_or_else(|| folder.display().to_string(), str::to_owned)
+fn shown(requested: Option<&str>, folder: &Path) -> String {
+    requested.map_or_else(|| folder.display().to_string(), str::to_owned)
 }
 
 /// Options of [`convert()`].
@@ -133,17 +133,17 @@ pub fn convert(options: &ConvertOptions, monitor: &Monitor) -> Result<Conversion
     let model = Model::read(folder)?;
     convert::check_budget(&model.config, ALL, options.budget)?;
     let (data, texts) = options.texts.read(folder, &model.config, options.contexts, monitor)?;
-    let (stop, tell) = (monitor.stop, &mut |done: u64, of: u64, what: &str| (monitor.progress)(done, of, what));
+    let (stop, progress) = (monitor.stop, &mut |done: u64, of: u64, what: &str| (monitor.progress)(done, of, what));
     let config = &model.config;
     let measurements = options.save.as_ref().map(|folder| folder.join(MEASUREMENTS));
     let place = measurements.as_deref();
-    let prepared = Prepared::new(&model, &texts, ALL, place, stop, tell)?;
-    let kinds = convert::choose(&model, &prepared, ALL, &texts, (options.budget, options.granularity), stop, tell)?;
+    let prepared = Prepared::new(&model, &texts, ALL, place, stop, progress)?;
+    let kinds = convert::choose(&model, &prepared, ALL, &texts, (options.budget, options.granularity), stop, progress)?;
     let chosen: Vec<Option<Kind>> = kinds.iter().copied().map(Some).collect();
     let mut converted = assemble(&model, &chosen)?;
     let mut journal = Journal::open(place.map(|folder| folder.join("evaluation.jsonl")).as_deref())?;
     let identity = digest(&format!("{} {kinds:?}", prepared.gathered.identity));
-    let measured = convert::evaluate(&model, &converted, &texts, &mut journal, &identity, stop, tell)?;
+    let measured = convert::evaluate(&model, &converted, &texts, &mut journal, &identity, stop, progress)?;
     let (units, d) = ((config.num_hidden_layers * config.num_key_value_heads) as u64, config.head_dim);
     let bytes = convert::bytes_of(&kinds, d, prepared.overhead);
     let conversion = Conversion {
@@ -200,9 +200,9 @@ pub fn frontier(options: &FrontierOptions, monitor: &Monitor, changed: &mut dyn 
     if let Some(folder) = &options.journal {
         create_folder(folder)?;
     }
-    let (stop, tell) = (monitor.stop, &mut |done: u64, of: u64, what: &str| (monitor.progress)(done, of, what));
+    let (stop, progress) = (monitor.stop, &mut |done: u64, of: u64, what: &str| (monitor.progress)(done, of, what));
     let (families, place) = (Method::families(&methods), options.journal.as_deref());
-    let prepared = Prepared::new(&model, &texts, &families, place, stop, tell)?;
+    let prepared = Prepared::new(&model, &texts, &families, place, stop, progress)?;
     let journal = place.map(|folder| folder.join("frontier.jsonl"));
     let how = frontier::Options { keys: options.keys.clone(), methods: options.methods.clone(), journal: journal.as_deref() };
     let about = Frontier {
@@ -210,7 +210,7 @@ pub fn frontier(options: &FrontierOptions, monitor: &Monitor, changed: &mut dyn 
         calibration_tokens: texts.calibration.iter().map(Vec::len).sum(),
         ..Frontier::default()
     };
-    frontier::run(&model, &prepared, &texts, &how, about, stop, tell, changed)
+    frontier::run(&model, &prepared, &texts, &how, about, stop, progress, changed)
 }
 
 /// Options of [`audit()`].
@@ -255,8 +255,8 @@ pub fn audit(options: &AuditOptions, monitor: &Monitor) -> Result<Audit, Error> 
         tokens: options.tokens,
         between: &mut |_, _| Ok(()),
     };
-    let tell = &mut |done: u64, of: u64, what: &str| (monitor.progress)(done, of.max(done), what);
-    let found = audit::audit(&model, &against, &contexts, how, monitor.stop, tell)?;
+    let progress = &mut |done: u64, of: u64, what: &str| (monitor.progress)(done, of.max(done), what);
+    let found = audit::audit(&model, &against, &contexts, how, monitor.stop, progress)?;
     Ok(Audit { model: options.model.clone(), against: options.against.clone(), ..found })
 }
 
@@ -283,15 +283,15 @@ pub fn atlas(options: &AtlasOptions, monitor: &Monitor) -> Result<Atlas, Error> 
     let folder = &monitor.model_folder(options.model.as_deref())?;
     let model = Model::read(folder)?;
     let (data, texts) = options.texts.read(folder, &model.config, 0, monitor)?;
-    let (stop, tell) = (monitor.stop, &mut |done: u64, of: u64, what: &str| (monitor.progress)(done, of, what));
-    let gathered = gather(&model, &texts.calibration, None, stop, tell)?;
+    let (stop, progress) = (monitor.stop, &mut |done: u64, of: u64, what: &str| (monitor.progress)(done, of, what));
+    let gathered = gather(&model, &texts.calibration, None, stop, progress)?;
     let length = texts.calibration.first().map_or(0, Vec::len);
     let mut atlas = Atlas::new(&shown(options.model.as_deref(), folder), data, &model.config, &gathered, length);
     let Some(last) = texts.calibration.last().filter(|_| options.removal) else { return Ok(atlas) };
     let tokenizer = tokenizer_of(folder)?;
     let recall = match (&tokenizer, options.recall) {
         (Some(tokenizer), Some(recall)) => Some((Facts::new(tokenizer, &texts.calibration, length, recall.facts), recall)),
-        (None, Some(_)) => return Err(Error::Asked("recall queries need a tokenizer, and the model has no tokenizer.json".into())),
+        (None, Some(_)) => return Err(Error::Request("recall queries need a tokenizer, and the model has no tokenizer.json".into())),
         _ => None,
     };
     if let Some(folder) = &options.journal {
@@ -299,6 +299,6 @@ pub fn atlas(options: &AtlasOptions, monitor: &Monitor) -> Result<Atlas, Error> 
     }
     let mut journal = Journal::open(options.journal.as_ref().map(|folder| folder.join("journal.jsonl")).as_deref())?;
     let context = &last[..last.len().min(PROBE_LENGTH)];
-    atlas.add_removals(&Arc::new(model), (&gathered, context), recall, &mut journal, stop, tell)?;
+    atlas.add_removals(&Arc::new(model), (&gathered, context), recall, &mut journal, stop, progress)?;
     Ok(atlas)
 }

@@ -12,30 +12,30 @@ use crate::kv::errors::Errors;
 use crate::kv::journal::{Journal, digest};
 use crate::kv::kinds::Kind;
 use crate::kv::meter::{Reference, known, whole};
-use crate::kv::{Error, Tell};
+use crate::kv::{Error, ProgressFn};
 
 /// Window of the measured head.
 pub const PROBE: usize = 32;
 /// Maximum factor between a ratio and the median.
-const GUARD: f64 = 30.0;
+const MAX_RATIO: f64 = 30.0;
 
 /// Effect of removing the memory of one KV head, nats per token.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Removal {
     /// KL(original ‖ without it).
     pub kl: f64,
-    /// Rise of the loss.
+    /// Loss increase.
     pub rise: f64,
 }
 
-/// KL and rise of the loss in nats per token for each KV head, on these contexts.
+/// KL and loss increase in nats per token for each KV head, on these contexts.
 pub fn measure(
     model: &Model,
     identity: &str,
     contexts: &[Vec<u32>],
     journal: &mut Journal,
     stop: &AtomicBool,
-    tell: Tell,
+    progress: ProgressFn,
 ) -> Result<Vec<Removal>, Error> {
     let units = model.config.num_hidden_layers * model.config.num_key_value_heads;
     let probe = Kind::window(PROBE);
@@ -63,7 +63,7 @@ pub fn measure(
             };
             removal.kl += whole(&found).mean_kl() / contexts.len() as f64;
             removal.rise += whole(&found).rise() / contexts.len() as f64;
-            tell((index * units + unit + 1) as u64, (contexts.len() * units) as u64, "sensitivity of predictions to KV heads");
+            progress((index * units + unit + 1) as u64, (contexts.len() * units) as u64, "sensitivity of predictions to KV heads");
         }
     }
     Ok(removals)
@@ -77,5 +77,5 @@ pub fn ratios(removals: &[Removal], errors: &Errors) -> Vec<f64> {
     let mut sorted: Vec<f64> = raw.iter().copied().filter(|ratio| *ratio > 0.0).collect();
     sorted.sort_by(f64::total_cmp);
     let median = sorted.get(sorted.len() / 2).copied().unwrap_or(1.0);
-    raw.iter().map(|ratio| ratio.clamp(median / GUARD, median * GUARD)).collect()
+    raw.iter().map(|ratio| ratio.clamp(median / MAX_RATIO, median * MAX_RATIO)).collect()
 }

@@ -79,7 +79,7 @@ impl Texts {
         let Cutting { length, contexts, calibration_length, calibration_contexts } = cutting;
         let fitted_texts = sources.iter().filter(|source| source.fitted).count();
         if fitted_texts == 0 {
-            return Err(Error::Asked(
+            return Err(Error::Request(
                 "there is no calibration text; name some with --calibration, or leave it out to use all of --data".into(),
             ));
         }
@@ -100,7 +100,7 @@ impl Texts {
             let first: Vec<Vec<u32>> = first.into_iter().filter(|context| context.len() == calibration_length).take(each).collect();
             let used = first.len() * calibration_length;
             if *fitted && (first.len() < each || used > skip * length) || all.len() - skip < contexts.min(1) {
-                return Err(Error::Asked(format!(
+                return Err(Error::Request(format!(
                     "{name} has {} contexts of {length} tokens; the first half is for calibration ({each} contexts of {calibration_length}) and the second for evaluation: name more text, or shorter contexts",
                     all.len()
                 )));

@@ -19,7 +19,7 @@ pub struct BreakEven {
 }
 
 /// Upper bound of contexts.
-const LONGEST: u64 = 1 << 40;
+const MAX_CONTEXT: u64 = 1 << 40;
 
 impl BreakEven {
     pub(super) fn of(counts: &Attention, chunk: u64, hardware: &Hardware, auto: Option<u64>) -> BreakEven {
@@ -42,7 +42,7 @@ impl BreakEven {
 fn first(holds: impl Fn(u64) -> bool) -> Option<u64> {
     let (mut low, mut high) = (0, 1);
     while !holds(high) {
-        if high >= LONGEST {
+        if high >= MAX_CONTEXT {
             return None;
         }
         (low, high) = (high, high * 2);
@@ -64,7 +64,7 @@ mod tests {
 
     #[test]
     fn the_smallest_number_is_found() {
-        for n in [1, 2, 3, 4, 5, 1000, 1089, LONGEST] {
+        for n in [1, 2, 3, 4, 5, 1000, 1089, MAX_CONTEXT] {
             assert_eq!(first(|t| t >= n), Some(n));
         }
         assert_eq!(first(|_| false), None);

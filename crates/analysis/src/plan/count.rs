@@ -40,7 +40,7 @@ pub const TILE: usize = 128;
 /// Sizes of a layer's attention.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sizes {
-    /// G
+    /// KV heads, G.
     pub kv_heads: usize,
     /// d = e
     pub d: usize,
@@ -105,10 +105,10 @@ struct Moments {
 }
 
 /// The orders of the state of all keys or of far keys; `None` without one, or if it is larger than the engine supports.
-fn finite_orders(weighing: &ScoreFn, d: usize) -> Option<Vec<usize>> {
-    let polynomial = weighing.kernel.polynomial().filter(|_| weighing.has_finite_map())?;
+fn finite_orders(score_fn: &ScoreFn, d: usize) -> Option<Vec<usize>> {
+    let polynomial = score_fn.kernel.polynomial().filter(|_| score_fn.has_finite_map())?;
     let orders: Vec<usize> = polynomial.into_iter().map(|(n, _)| n).collect();
-    let rows = (0..=*orders.last()?).fold(0u128, |sum, n| sum.saturating_add(monomials(weighing.score_dim(d), n)));
+    let rows = (0..=*orders.last()?).fold(0u128, |sum, n| sum.saturating_add(monomials(score_fn.score_dim(d), n)));
     (rows <= MAX_ROWS as u128).then_some(orders)
 }
 
@@ -124,7 +124,7 @@ impl Attention {
         for (h, variant) in heads.iter().enumerate() {
             let (decays, key_side) = (variant.decay.is_some(), variant.denominator.key_side());
             let remembered = variant.remembered();
-            let moments = remembered.as_ref().and_then(|weighing| finite_orders(weighing, d)).map(|orders| Moments {
+            let moments = remembered.as_ref().and_then(|score_fn| finite_orders(score_fn, d)).map(|orders| Moments {
                 orders,
                 sums: variant.denominator.sums(),
                 in_gate: variant.in_gate.is_some(),
@@ -157,16 +157,16 @@ impl Attention {
                 }
             }
             // Windows without far keys are the complete memory.
-            let Some(weighing) = &remembered else { continue };
-            let pair = 2.0 * (weighing.score_dim(d) + d) as f64;
+            let Some(score_fn) = &remembered else { continue };
+            let pair = 2.0 * (score_fn.score_dim(d) + d) as f64;
             sum.pair += pair;
-            sum.tile += FLOAT * (weighing.score_dim(d) + d) as u64;
+            sum.tile += FLOAT * (score_fn.score_dim(d) + d) as u64;
             let shared = add(&mut caches, Unit { moments: None, exact: None, ..unit.clone() });
             sum.cache += if shared { row } else { 0 };
             sum.cache_columns += own_row;
             let Some(moments) = &unit.moments else {
                 sum.endless_pair += pair;
-                sum.endless_tile += FLOAT * (weighing.score_dim(d) + d) as u64;
+                sum.endless_tile += FLOAT * (score_fn.score_dim(d) + d) as u64;
                 sum.endless_cache += if add(&mut units, unit) { row } else { 0 };
                 sum.endless_columns += own_row;
                 continue;
@@ -175,7 +175,7 @@ impl Attention {
             let size = rows as u64 * (d as u64 + u64::from(moments.sums));
             let held = size + rows as u64 * (padded - d) as u64;
             let highest = moments.orders.last().copied().unwrap_or(0);
-            let built = (2..=highest).map(|n| monomials(weighing.score_dim(d), n) as f64).sum::<f64>();
+            let built = (2..=highest).map(|n| monomials(score_fn.score_dim(d), n) as f64).sum::<f64>();
             sum.query += 2.0 * size as f64 + built + rows as f64;
             sum.state_reads += held;
             if add(&mut units, unit) {

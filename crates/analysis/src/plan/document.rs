@@ -11,7 +11,7 @@ type Row<'a> = (&'a str, &'a dyn Fn(&Column) -> Cell);
 type Mode = (&'static str, &'static str, fn(&Column) -> Option<Cost>);
 
 /// Maximum size for which sums and products do not overflow.
-const LARGEST: u64 = 1 << 50;
+const MAX_SIZE: u64 = 1 << 50;
 
 impl Documented for Plan {
     const KIND: &'static str = "plan";
@@ -28,8 +28,8 @@ impl Documented for Plan {
             let rows = [counts.state, counts.ring, counts.cache, counts.cache_columns, counts.tile];
             rows.into_iter().chain([even.memory, even.decode, even.chunk, even.auto].into_iter().flatten())
         });
-        if let Some(number) = counted.chain([self.context, self.batch, self.chunk]).find(|number| *number > LARGEST) {
-            return Err(format!("it has the size {number}, and the maximum is {LARGEST}"));
+        if let Some(number) = counted.chain([self.context, self.batch, self.chunk]).find(|number| *number > MAX_SIZE) {
+            return Err(format!("it has the size {number}, and the maximum is {MAX_SIZE}"));
         }
         let within = |(part, whole): (u64, u64)| part <= whole;
         let counts = self.columns.iter().map(|column| &column.counts);
@@ -91,7 +91,7 @@ impl Plan {
         };
         table(
             "memory",
-            "Memory between tokens",
+            "State or KV cache",
             &[
                 ("state", &|column| if column.recurrent.is_some() { Cell::bytes(column.state_bytes) } else { Cell::Empty }),
                 ("KV cache", &|column| Cell::bytes(column.cache_bytes)),

@@ -10,16 +10,16 @@ const DENSITY: f64 = 16.0;
 /// Contexts start here or below.
 const FIRST: f64 = 10.0;
 /// Contexts end here or above.
-const LONG: f64 = 1e5;
-/// Maximum number of states in a figure: the number of colours besides that of the cache.
-const SHOWN: usize = 5;
+const MIN_LAST_CONTEXT: f64 = 1e5;
+/// Maximum number of states in a figure: the number of colours other than that of the cache.
+const MAX_STATES: usize = 5;
 
 impl Plan {
     /// Bytes of memory, time per decoded token and time per prompt token over the context, for a cache and for every state, with
     /// break-evens marked; times are for the first machine.
     pub fn figure(&self) -> Figure {
         let states: Vec<(usize, &Column)> =
-            self.columns.iter().filter(|column| column.counts.has_state()).take(SHOWN).enumerate().map(|(i, c)| (i + 1, c)).collect();
+            self.columns.iter().filter(|column| column.counts.has_state()).take(MAX_STATES).enumerate().map(|(i, c)| (i + 1, c)).collect();
         let machine = &self.hardware[0];
         let rows = if self.batch == 1 { String::new() } else { format!(", {} rows", self.batch) };
         let contexts = self.contexts(&states);
@@ -53,7 +53,7 @@ impl Plan {
             Chart { title: title.into(), x, y: Axis::new(label, Scale::Log, unit), layers }
         };
         let panels = [
-            chart("Memory between tokens", Unit::Bytes, &cached, &kept, &|c| c.break_even.memory),
+            chart("State or KV cache", Unit::Bytes, &cached, &kept, &|c| c.break_even.memory),
             chart("Decoding: time per token", Unit::Seconds, &cached_step, &step, &|c| c.break_even.decode),
             chart("Prompt: time per token, parallel or in chunks", Unit::Seconds, &parallel, &chunked, &|c| c.break_even.chunk),
         ];
@@ -71,7 +71,7 @@ impl Plan {
     fn contexts(&self, states: &[(usize, &Column)]) -> Vec<f64> {
         let evens = states.iter().flat_map(|(_, c)| [c.break_even.memory, c.break_even.decode, c.break_even.chunk]).flatten();
         let evens: Vec<f64> = evens.map(|t| t as f64).filter(|t| (1.0..=1e8).contains(t)).collect();
-        let last = evens.iter().copied().fold(LONG.max(self.context as f64), f64::max);
+        let last = evens.iter().copied().fold(MIN_LAST_CONTEXT.max(self.context as f64), f64::max);
         let first = evens.iter().copied().fold(FIRST, f64::min).log10().floor();
         let last = (last * 2.0).log10().ceil();
         let steps = ((last - first) * DENSITY) as usize;
@@ -87,9 +87,9 @@ impl Plan {
             self.model.name
         );
         for (_, column) in states {
-            let say = |even: Option<u64>| even.map_or("never".into(), |t| format!("at {} tokens", thousands(t)));
+            let describe = |even: Option<u64>| even.map_or("never".into(), |t| format!("at {} tokens", thousands(t)));
             let even = &column.break_even;
-            let (memory, decode, chunk) = (say(even.memory), say(even.decode), say(even.chunk));
+            let (memory, decode, chunk) = (describe(even.memory), describe(even.decode), describe(even.chunk));
             text += &format!("{}: equal memory {memory}, equal time of decoding {decode}, of a prompt {chunk}. ", name(column));
         }
         text + &format!("Times on {}.", self.hardware[0].title)

@@ -32,14 +32,14 @@ pub struct Hardware {
 }
 
 /// The name of this machine.
-pub const HERE: &str = "here";
+pub const LOCAL: &str = "here";
 /// The name for all machines.
 const ALL: &str = "all";
 /// Fraction of this machine's peak in registers: a training step of a small model reached 0.60 (width 256, 4 layers); larger products reach
 /// more, longer contexts less.
-const HERE_COMPUTE: f64 = 0.55;
+const LOCAL_COMPUTE_SHARE: f64 = 0.55;
 /// Fraction of this machine's measured read bandwidth: writing is slower.
-const HERE_BANDWIDTH: f64 = 0.8;
+const LOCAL_BANDWIDTH_SHARE: f64 = 0.8;
 /// Fraction of a data sheet's operations, as reported for training runs of models that are large enough to fill the machine.
 const SHEET_COMPUTE: f64 = 0.4;
 /// Fraction of a data sheet's bandwidth.
@@ -109,7 +109,7 @@ impl Hardware {
     /// The machines of these names in order; `all` means every machine, an empty list this machine.
     /// This machine is measured on this many threads, for about half a second.
     pub fn find(names: &[String], threads: usize) -> Result<Vec<Hardware>, Error> {
-        let known = || [HERE].into_iter().chain(SHEETS.iter().map(|sheet| sheet.name));
+        let known = || [LOCAL].into_iter().chain(SHEETS.iter().map(|sheet| sheet.name));
         let mut wanted: Vec<&str> = Vec::new();
         for name in names.iter().map(String::as_str) {
             let lower = name.to_lowercase();
@@ -124,7 +124,7 @@ impl Hardware {
             }
         }
         if wanted.is_empty() {
-            wanted.push(HERE);
+            wanted.push(LOCAL);
         }
         let mut found: Vec<Hardware> = Vec::new();
         for name in wanted {
@@ -142,14 +142,14 @@ impl Hardware {
     pub fn measured(machine: &Machine) -> Hardware {
         let Machine { threads, instructions, peak_gflops, read_gb_per_s } = machine;
         Hardware {
-            name: HERE.into(),
+            name: LOCAL.into(),
             title: format!("this machine, {}, {instructions}", counted(*threads, "thread")),
             peak_flops: peak_gflops * 1e9,
             precision: "float32".into(),
             bandwidth: read_gb_per_s * 1e9,
             memory: None,
-            compute_share: HERE_COMPUTE,
-            bandwidth_share: HERE_BANDWIDTH,
+            compute_share: LOCAL_COMPUTE_SHARE,
+            bandwidth_share: LOCAL_BANDWIDTH_SHARE,
             source: format!("measured now: {peak_gflops:.0} GFLOP/s in registers, {read_gb_per_s:.1} GB/s reading"),
         }
     }

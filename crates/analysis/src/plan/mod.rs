@@ -91,9 +91,9 @@ impl Default for Options {
 pub struct Plan {
     /// Sizes and parameters.
     pub model: Model,
-    /// T
+    /// Context length in tokens, T.
     pub context: u64,
-    /// B
+    /// Batch rows, B.
     pub batch: u64,
     /// Positions of a chunk.
     pub chunk: u64,
@@ -121,7 +121,7 @@ pub struct Column {
     pub attention: String,
     /// Warnings of the variant.
     pub warnings: Vec<String>,
-    /// Bytes between tokens for all rows at the context: states, and caches of heads without a state.
+    /// Bytes for all rows at the context: states, and caches of heads without a state.
     pub state_bytes: u64,
     /// Bytes of a cache for every head at the context, all rows.
     pub cache_bytes: u64,
@@ -349,7 +349,7 @@ fn assumptions(place: &Place, options: &Options, training: &Training) -> Vec<Str
             100.0 * bandwidth_share
         ));
     }
-    if training.hardware.iter().any(|hardware| hardware.name != hardware::HERE) {
+    if training.hardware.iter().any(|hardware| hardware.name != hardware::LOCAL) {
         list.push("fractions of data sheet peaks apply to models large enough to fill the machine; small models reach far less".to_owned());
     }
     list.extend(training.assumptions.iter().cloned());

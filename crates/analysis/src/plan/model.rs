@@ -20,19 +20,19 @@ pub struct Model {
     pub name: String,
     /// Its attention, or `mixed`.
     pub attention: String,
-    /// V
+    /// Vocabulary size, V.
     pub vocabulary: usize,
-    /// C
+    /// Hidden size, C.
     pub hidden: usize,
-    /// I
+    /// Intermediate size of the MLP, I.
     pub mlp: usize,
     /// Layers.
     pub layers: usize,
-    /// H
+    /// Query heads, H.
     pub heads: usize,
-    /// G
+    /// KV heads, G.
     pub kv_heads: usize,
-    /// d
+    /// Head dimension, d.
     pub head_dim: usize,
     /// Number of parameters.
     pub parameters: u64,

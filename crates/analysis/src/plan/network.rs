@@ -42,7 +42,7 @@ pub struct SharedStep {
     pub alone: f64,
     /// Seconds of a step on all ranks: computation, communication, update.
     pub shared: f64,
-    /// Speedup.
+    /// Time of a step on one machine divided by that on all ranks.
     pub speedup: f64,
 }
 

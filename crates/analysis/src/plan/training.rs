@@ -47,11 +47,11 @@ const MATRICES: f64 = 3.0;
 /// The same for attention: two products per pair forward, five backward, since scores or states are recomputed.
 const ATTENTION: f64 = 3.5;
 /// Weights, gradient, and two moments.
-const COPIES: u64 = 4;
+const PARAMETER_COPIES: u64 = 4;
 /// AdamW reads these four and writes three of them.
 const OPTIMIZER_PASSES: f64 = 7.0;
 /// Default number of tokens per parameter.
-const TOKENS_A_PARAMETER: u64 = 20;
+const TOKENS_PER_PARAMETER: u64 = 20;
 
 /// Bytes moved by an update.
 pub(super) fn optimizer_bytes(model: &Model) -> f64 {
@@ -60,10 +60,10 @@ pub(super) fn optimizer_bytes(model: &Model) -> f64 {
 
 pub(super) fn plan(place: &Place, columns: &[Column], hardware: &[Hardware], tokens: Option<u64>) -> Training {
     let model = place.model;
-    let asked = tokens;
-    let tokens = asked.unwrap_or(model.parameters.saturating_mul(TOKENS_A_PARAMETER));
+    let requested = tokens;
+    let tokens = requested.unwrap_or(model.parameters.saturating_mul(TOKENS_PER_PARAMETER));
     let tokens_a_step = place.tokens_a_step();
-    let parameter_bytes = model.parameters.saturating_mul(4 * COPIES);
+    let parameter_bytes = model.parameters.saturating_mul(4 * PARAMETER_COPIES);
     let optimizer_bytes = optimizer_bytes(model);
     let mut times = Vec::new();
     for machine in hardware {
@@ -95,8 +95,8 @@ pub(super) fn plan(place: &Place, columns: &[Column], hardware: &[Hardware], tok
         "training: AdamW moves 28 bytes per parameter and step; weights, gradients and moments are float32".to_owned(),
         "training: activations are stored for the backward pass, without recomputation, in the machine's precision".to_owned(),
     ];
-    if asked.is_none() {
-        assumptions.push(format!("training: {TOKENS_A_PARAMETER} tokens per parameter, the default"));
+    if requested.is_none() {
+        assumptions.push(format!("training: {TOKENS_PER_PARAMETER} tokens per parameter, the default"));
     }
     Training { tokens, tokens_a_step, parameter_bytes, times, hardware: hardware.to_vec(), assumptions }
 }

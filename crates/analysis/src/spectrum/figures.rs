@@ -8,7 +8,7 @@ use termwise_report::{
 use super::{CutFacts, LayerSpectrum, Magnitudes, OverHeads, Spectrum, Terms, Timing};
 
 /// Smaller magnitudes have the darkest colour and are not plotted; they are negligible relative to order 0, which is 1.
-const LEAST: f64 = 1e-6;
+const MIN_MAGNITUDE: f64 = 1e-6;
 
 fn capitalized(sentence: &str) -> String {
     let mut letters = sentence.chars();
@@ -16,7 +16,7 @@ fn capitalized(sentence: &str) -> String {
 }
 
 /// Errors below this are drawn there: 0.01 %.
-const LEAST_ERROR: f64 = 1e-4;
+const MIN_ERROR: f64 = 1e-4;
 /// Layers in the table of the summary, so the conclusion and the table fit on a screen.
 const SUMMARY_LAYERS: usize = 7;
 
@@ -56,7 +56,7 @@ impl Spectrum {
             y: Names::count("layer", self.layers.len()),
             values,
             shade: Shade::Linear,
-            range: most.is_finite().then(|| (LEAST.log10().min(most), most)),
+            range: most.is_finite().then(|| (MIN_MAGNITUDE.log10().min(most), most)),
             unit: Unit::Number,
         }
     }
@@ -65,7 +65,7 @@ impl Spectrum {
     fn magnitude_chart(&self, title: &str, which: Which) -> Chart {
         let line = |layer: &LayerSpectrum| {
             let logs = &which(layer.terms.as_ref()?).log10;
-            let points = logs.iter().enumerate().filter_map(|(n, log)| Some((n as f64, log.filter(|&log| log > LEAST.log10())?)));
+            let points = logs.iter().enumerate().filter_map(|(n, log)| Some((n as f64, log.filter(|&log| log > MIN_MAGNITUDE.log10())?)));
             Some(Layer::Line(self.line_of(layer, points.collect())))
         };
         Chart {
@@ -77,12 +77,12 @@ impl Spectrum {
         }
     }
 
-    /// The error of each order: one line for the median head of each layer, and a band over all heads of the model. Errors below [`LEAST_ERROR`] are drawn
+    /// The error of each order: one line for the median head of each layer, and a band over all heads of the model. Errors below [`MIN_ERROR`] are drawn
     /// there. `None` if no head has such errors.
     fn error_chart(&self, title: &str, which: fn(&CutFacts) -> Option<&[Option<f64>]>) -> Option<Chart> {
         let errors = |layer: &LayerSpectrum, at: usize| -> Vec<f64> {
             let errors = layer.heads.iter().filter_map(|head| which(head.cut.as_ref()?)?.get(at).copied()?);
-            let mut errors: Vec<f64> = errors.map(|error| error.max(LEAST_ERROR)).collect();
+            let mut errors: Vec<f64> = errors.map(|error| error.max(MIN_ERROR)).collect();
             errors.sort_by(f64::total_cmp);
             errors
         };
@@ -129,7 +129,7 @@ impl Spectrum {
         self.orders_of(&self.layers.iter().collect::<Vec<_>>(), "")
     }
 
-    /// The same for at most so many layers, evenly spaced, with the first and the last.
+    /// The same for at most `most` layers: the first, the last and evenly spaced ones between them.
     fn brief_orders_table(&self, most: usize) -> Table {
         let count = self.layers.len();
         if count <= most {
@@ -299,7 +299,7 @@ impl Documented for Spectrum {
             title: format!("Term spectrum of {name}"),
             lead,
             sections: vec![
-                Section::new("Orders that heads need", vec![Block::table("layers", self.orders_table()), Block::text(CUT)]),
+                Section::new("Orders that heads need", vec![Block::table("layers", self.orders_table()), Block::text(ERROR_CAPTION)]),
                 Section::new(
                     "Magnitude of terms",
                     vec![Block::table("scores", self.scores_table()), magnitudes, Block::text(MAGNITUDE), maps],
@@ -345,7 +345,7 @@ impl Spectrum {
     }
 }
 
-const CUT: &str = "The error is RMS(y_p − y)/RMS(y) over sampled rows and coordinates of a head, y_p its output with its kernel \
+const ERROR_CAPTION: &str = "The error is RMS(y_p − y)/RMS(y) over sampled rows and coordinates of a head, y_p its output with its kernel \
     truncated at order p, and with its own denominator, gates, decay and norm. One head is truncated at a time; its inputs are those of the original model.";
 const MAGNITUDE: &str = "The magnitude of order n is the mean of |xⁿ/n!| over the visible pairs of a head, then over the heads of a layer. The \
     published metric differs in two ways: it keeps the sign of order 1, and its mean includes masked pairs. It peaks at n ≈ |x|: large negative \

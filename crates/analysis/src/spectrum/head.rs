@@ -15,7 +15,7 @@ use crate::Error;
 
 /// Accumulated statistics of a head.
 #[derive(Clone, Debug, Default)]
-pub struct Found {
+pub struct HeadStatistics {
     sums: Sums,
     /// Variant string with learned coefficients.
     attention: String,
@@ -24,9 +24,9 @@ pub struct Found {
     centered: bool,
 }
 
-impl Found {
+impl HeadStatistics {
     /// Adds a window.
-    pub fn merge(&mut self, other: Found) {
+    pub fn merge(&mut self, other: HeadStatistics) {
         self.sums.merge(&other.sums);
         // Another rank sends sums only; the rest is known from this rank's windows.
         if !other.attention.is_empty() {
@@ -42,8 +42,8 @@ impl Found {
     }
 
     /// Reads the sums of a window and advances; `None` if they are incomplete.
-    pub fn of_words(words: &mut &[u64]) -> Option<Found> {
-        Some(Found { sums: Sums::of_words(words)?, ..Found::default() })
+    pub fn of_words(words: &mut &[u64]) -> Option<HeadStatistics> {
+        Some(HeadStatistics { sums: Sums::of_words(words)?, ..HeadStatistics::default() })
     }
 }
 
@@ -71,7 +71,7 @@ pub fn look(
     at: (usize, usize),
     rows: &[usize],
     options: &Options,
-) -> Result<Found, Failure> {
+) -> Result<HeadStatistics, Failure> {
     let view = View::new(layer, shape.batch, shape.time, inputs, at.0, at.1).map_err(Failure::View)?;
     let cuts = Cuts::new(&view.variant.near.kernel, &options.orders);
     let head = Head { view: &view, cuts: cuts.as_ref(), tile: options.tiles.keys.next_multiple_of(LANES) };
@@ -82,12 +82,12 @@ pub fn look(
         sums.merge(&result.map_err(Failure::Scores)?);
     }
     let centered = cuts.is_some() && shift_cancels(&view);
-    Ok(Found { sums, attention: view.variant.to_string(), cuts, centered })
+    Ok(HeadStatistics { sums, attention: view.variant.to_string(), cuts, centered })
 }
 
 /// Results of a layer from the sums of its heads.
-pub fn conclude(layer: usize, heads: Vec<Found>, options: &Options) -> LayerSpectrum {
-    let logs: Vec<Option<[Logs; 3]>> = heads.iter().map(Found::logs).collect();
+pub fn conclude(layer: usize, heads: Vec<HeadStatistics>, options: &Options) -> LayerSpectrum {
+    let logs: Vec<Option<[Logs; 3]>> = heads.iter().map(HeadStatistics::logs).collect();
     let over_heads = |which: usize| {
         let own: Vec<&Logs> =
             logs.iter().flatten().map(|logs| &logs[which]).filter(|logs| logs.iter().any(|log| log.is_finite())).collect();
@@ -103,7 +103,7 @@ pub fn conclude(layer: usize, heads: Vec<Found>, options: &Options) -> LayerSpec
 /// ln of the magnitude of each order, −∞ for zero.
 type Logs = [f64; ORDERS];
 
-impl Found {
+impl HeadStatistics {
     /// For all pairs, and for those of each sign.
     fn logs(&self) -> Option<[Logs; 3]> {
         let cuts = self.cuts.as_ref()?;

@@ -91,19 +91,19 @@ const INVERSE_FACTORIALS: [f64; 14] = [
 const LN_2_HIGH: f64 = 6.931_471_803_691_238e-1;
 const LN_2_LOW: f64 = 1.908_214_929_270_587_7e-10;
 /// Adding this rounds to an integer, which is then in the lowest bits.
-const ROUND: f64 = 6_755_399_441_055_744.0;
+const ROUNDING_OFFSET: f64 = 6_755_399_441_055_744.0;
 /// Below this e^x is no longer normal, and 0 here.
-const LEAST: f64 = -708.0;
+const EXP_MIN: f64 = -708.0;
 /// Above this e^x is infinite here.
-const MOST: f64 = 709.0;
+const EXP_MAX: f64 = 709.0;
 
 /// e^x within two units in the last place; 0 below −708, infinite above 709.
 #[inline(always)]
 pub fn exp(x: Lane) -> Lane {
     map(x, |x| {
-        let inside = x.clamp(LEAST, MOST);
-        let shifted = inside * std::f64::consts::LOG2_E + ROUND;
-        let n = shifted - ROUND;
+        let inside = x.clamp(EXP_MIN, EXP_MAX);
+        let shifted = inside * std::f64::consts::LOG2_E + ROUNDING_OFFSET;
+        let n = shifted - ROUNDING_OFFSET;
         let r = (inside - n * LN_2_HIGH) - n * LN_2_LOW;
         // Estrin's scheme: short chains.
         let c = &INVERSE_FACTORIALS;
@@ -114,9 +114,9 @@ pub fn exp(x: Lane) -> Lane {
         let polynomial = 1.0 + (r + r2 * (low + high * (r4 * r4)));
         let power = f64::from_bits(shifted.to_bits().wrapping_add(1023) << 52);
         let value = polynomial * power;
-        if x < LEAST {
+        if x < EXP_MIN {
             0.0
-        } else if x > MOST {
+        } else if x > EXP_MAX {
             f64::INFINITY
         } else {
             value

@@ -3,7 +3,7 @@
 use rayon::prelude::*;
 use termwise_attention::{Inputs, Layer, Shape};
 
-use super::head::{Failure, Found, conclude, look};
+use super::head::{Failure, HeadStatistics, conclude, look};
 use super::result::{ModelFacts, RowFacts, Spectrum, TextFacts};
 use super::{Options, check_options, sample};
 use crate::Error;
@@ -12,7 +12,7 @@ use crate::Error;
 #[derive(Clone, Debug)]
 pub struct Meter {
     options: Options,
-    heads: Vec<Vec<Found>>,
+    heads: Vec<Vec<HeadStatistics>>,
     /// Measured queries of each batch row.
     rows: Vec<Vec<usize>>,
     /// Number of windows before this batch.
@@ -47,21 +47,27 @@ impl Meter {
     }
 
     /// Adds a window of a head.
-    pub(super) fn add(&mut self, layer: usize, head: usize, found: Found) {
+    pub(super) fn add(&mut self, layer: usize, head: usize, found: HeadStatistics) {
         if self.heads.len() <= layer {
             self.heads.resize_with(layer + 1, Vec::new);
         }
         let known = self.heads[layer].len();
-        self.heads[layer].resize_with(known.max(head + 1), Found::default);
+        self.heads[layer].resize_with(known.max(head + 1), HeadStatistics::default);
         self.heads[layer][head].merge(found);
     }
 
     /// Statistics of a layer for this batch, ordered by window, then head.
-    pub(super) fn look(&self, layer: usize, attention: &Layer, shape: &Shape, inputs: &Inputs<f32>) -> Result<Vec<(usize, Found)>, Error> {
+    pub(super) fn look(
+        &self,
+        layer: usize,
+        attention: &Layer,
+        shape: &Shape,
+        inputs: &Inputs<f32>,
+    ) -> Result<Vec<(usize, HeadStatistics)>, Error> {
         let jobs: Vec<(usize, usize)> = (0..self.rows.len()).flat_map(|row| (0..shape.heads).map(move |head| (row, head))).collect();
         let look = |&(row, head): &(usize, usize)| look(attention, inputs, shape, (row, head), &self.rows[row], &self.options);
-        let results: Vec<Result<Found, Failure>> = jobs.par_iter().map(look).collect();
-        let own = |(&(row, head), result): (&(usize, usize), Result<Found, Failure>)| match result {
+        let results: Vec<Result<HeadStatistics, Failure>> = jobs.par_iter().map(look).collect();
+        let own = |(&(row, head), result): (&(usize, usize), Result<HeadStatistics, Failure>)| match result {
             Ok(found) => Ok((head, found)),
             Err(error) => Err(error.within(layer, head, self.before + row)),
         };

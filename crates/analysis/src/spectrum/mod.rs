@@ -33,7 +33,7 @@ use termwise_model::{Model, ObservedAttention, Precision, SessionOptions};
 use termwise_train::collective::{Alone, Collective};
 
 use crate::Error;
-use head::Found;
+use head::HeadStatistics;
 pub use meter::Meter;
 pub use request::{Request, of_model};
 pub use result::*;
@@ -120,7 +120,7 @@ pub fn measure_with(
     let (rank, ranks) = (collective.rank(), collective.size());
     let groups = windows.len().div_ceil(batch);
     // Statistics of this rank's batch, in the order in which they are added.
-    let mut found: Vec<(usize, usize, Found)> = Vec::new();
+    let mut found: Vec<(usize, usize, HeadStatistics)> = Vec::new();
     for (index, group) in windows.chunks(batch).enumerate() {
         if ranks > 1 && index % ranks != rank {
             meter.begin(&group.iter().map(Vec::len).collect::<Vec<_>>());
@@ -173,7 +173,7 @@ pub fn measure_with(
 }
 
 /// Adds the statistics of one batch per rank, in the order of batches.
-fn exchange(collective: &dyn Collective, meter: &mut Meter, found: &mut Vec<(usize, usize, Found)>) -> Result<(), Error> {
+fn exchange(collective: &dyn Collective, meter: &mut Meter, found: &mut Vec<(usize, usize, HeadStatistics)>) -> Result<(), Error> {
     let own: Vec<u64> = found.iter().flat_map(|(layer, head, own)| [vec![*layer as u64, *head as u64], own.to_words()].concat()).collect();
     let mut own_found = std::mem::take(found).into_iter();
     for (rank, words) in collective.gather_words(&own)?.iter().enumerate() {
@@ -184,7 +184,8 @@ fn exchange(collective: &dyn Collective, meter: &mut Meter, found: &mut Vec<(usi
         let mut rest = &words[..];
         while let Some((&[layer, head], behind)) = rest.split_first_chunk() {
             rest = behind;
-            let found = Found::of_words(&mut rest).ok_or_else(|| Error::Sizes(format!("the message of rank {rank} is incomplete")))?;
+            let found =
+                HeadStatistics::of_words(&mut rest).ok_or_else(|| Error::Sizes(format!("the message of rank {rank} is incomplete")))?;
             meter.add(layer as usize, head as usize, found);
         }
     }

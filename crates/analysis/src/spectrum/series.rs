@@ -20,7 +20,7 @@ pub const MAX_CUT: usize = 100;
 /// Maximum number of pairs of orders, including the tail.
 const MAX_STEPS: usize = 200;
 /// Above this score the plain sum loses less than a digit.
-const MILD: f64 = -1.0;
+const PLAIN_SUM_MIN: f64 = -1.0;
 
 /// A kernel with a Taylor series in the score.
 #[derive(Clone, Debug, PartialEq)]
@@ -136,7 +136,7 @@ impl Cuts {
     #[inline(always)]
     fn paired(&self, x: Lane, degree: Option<usize>, pairs: &mut [Lane], sink: &mut impl Sink) {
         let top = self.steps.len() - 1;
-        let within = |x: f64| x < MILD && -x < top as f64;
+        let within = |x: f64| x < PLAIN_SUM_MIN && -x < top as f64;
         let deepest = x.iter().fold(0.0, |most: f64, &x| if within(x) { most.max(-x) } else { most });
         let steps = if deepest > 0.0 { self.steps[deepest.ceil() as usize].min(MAX_STEPS) } else { top / 2 };
         let square = map(x, |x| x * x);
@@ -212,7 +212,7 @@ fn dense(taylor: &Taylor) -> Vec<f64> {
     terms
 }
 
-/// Pairs to add for scores down to −x, x ≤ `top`, to make the rest smaller than rounding of e^x and of the remainder of order `top`.
+/// Number of pairs of terms after which the remaining terms for scores down to −x, x ≤ `top`, are below rounding of e^x and of the remainder of order `top`.
 fn steps(top: usize, x: usize) -> usize {
     let (x, mut ln_term) = (x.max(1) as f64, 0.0);
     let mut ln_kept = -x;

@@ -13,9 +13,9 @@ pub fn windows(source: &dyn Source, length: usize, tokens: u64) -> Result<Vec<Ve
             break;
         }
         // A shorter row ends with masked positions.
-        let asked = rows.labels.iter().rposition(|&label| label >= 0).map_or(0, |last| last + 1);
-        let end = rows.lengths.first().map_or(asked, |&length| length.min(rows.time));
-        if asked > 0 {
+        let labelled = rows.labels.iter().rposition(|&label| label >= 0).map_or(0, |last| last + 1);
+        let end = rows.lengths.first().map_or(labelled, |&length| length.min(rows.time));
+        if labelled > 0 {
             found += end as u64;
             windows.push(rows.ids[..end].to_vec());
         }

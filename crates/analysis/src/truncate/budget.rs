@@ -15,7 +15,7 @@ use super::choice::{Calibration, Choice};
 use super::report::PlannedCut;
 use crate::Error;
 
-/// The maximum rise of the loss.
+/// The maximum loss increase.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Budget {
     /// Relative to the loss of the original model: 0.01 is 1 %.

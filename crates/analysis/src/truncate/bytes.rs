@@ -1,4 +1,4 @@
-//! Bytes between tokens per KV head, with the counter of `termwise plan`.
+//! Bytes of state or KV cache per KV head, with the counter of `termwise plan`.
 
 use crate::plan::count::{Attention, Sizes};
 use termwise_attention::Variant;
@@ -9,9 +9,9 @@ use termwise_model::Config;
 pub struct Heads {
     /// Layers.
     pub layers: usize,
-    /// H
+    /// Query heads, H.
     pub heads: usize,
-    /// G
+    /// KV heads, G.
     pub kv_heads: usize,
     /// d = e
     pub d: usize,

@@ -21,11 +21,11 @@ use crate::Error;
 use termwise_base::rng::Rng;
 
 /// Maximum bytes of the sampled rows of all heads.
-const ROOM: usize = 1 << 30;
+const MAX_SAMPLE_BYTES: usize = 1 << 30;
 /// Bins of the histogram of scores.
 const BINS: usize = 256;
 /// One in this many windows is a validation window.
-const HELD_BACK: u64 = 4;
+const VALIDATION_STRIDE: u64 = 4;
 
 /// Options of calibration.
 #[derive(Clone, Debug)]
@@ -110,7 +110,7 @@ fn calibrate_layers(
         .flat_map(|layer| model.config.heads(layer).iter().map(can_cut).map(|can| can && layers.contains(&layer)).collect::<Vec<_>>())
         .collect();
     let heads = cuttable.iter().filter(|can| **can).count();
-    let wanted = settings.rows.min(ROOM / Rows::row_bytes(highest) / heads.max(1)).max(64);
+    let wanted = settings.rows.min(MAX_SAMPLE_BYTES / Rows::row_bytes(highest) / heads.max(1)).max(64);
     let positions = super::text::tokens(text, settings.windows)? as usize;
     let sampling = Sampling { every: (positions / wanted).max(1) as u64 };
 
@@ -132,11 +132,13 @@ fn calibrate_layers(
 
     // With a single window there is no validation window.
     let windows = settings.windows.batch as u64 * text.batches();
-    let held_back = |window: u64| windows < HELD_BACK || window % HELD_BACK == HELD_BACK - 1;
+    let held_back = |window: u64| windows < VALIDATION_STRIDE || window % VALIDATION_STRIDE == VALIDATION_STRIDE - 1;
     let mut collected: Vec<Option<Collected>> = vec![None; cuttable.len()];
     let look = |index: usize, at: At, view: &View| {
         let mut own = Collected { rows: Rows::new(Kind::of(&view.variant), highest), histogram: vec![0.0; BINS] };
-        let Some((interval, _)) = found[index].as_ref().filter(|_| !held_back(at.window) || windows < HELD_BACK) else { return own };
+        let Some((interval, _)) = found[index].as_ref().filter(|_| !held_back(at.window) || windows < VALIDATION_STRIDE) else {
+            return own;
+        };
         for t in sampling.queries(at.window, at.length) {
             own.rows.add(view, t, interval);
             for (_, x) in scores(view, t) {

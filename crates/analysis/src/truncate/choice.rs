@@ -55,7 +55,7 @@ impl FromStr for Choice {
 /// One order of one head.
 #[derive(Clone, Debug, PartialEq)]
 pub struct OrderFit {
-    /// p
+    /// Truncation order p.
     pub order: usize,
     /// Relative error of the head's output on validation text: Taylor, fitted. Infinite if undefined.
     pub errors: [f64; 2],

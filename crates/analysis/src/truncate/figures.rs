@@ -41,7 +41,7 @@ impl Documented for Report {
         }
         facts.push((
             "memory",
-            format!("{} between tokens for the original model at a context of {}", bytes(self.cache_bytes), thousands(self.context)),
+            format!("state and KV cache of the original model: {} at a context of {}", bytes(self.cache_bytes), thousands(self.context)),
         ));
         // The verdict first.
         let mut lead = self.verdict();
@@ -99,7 +99,7 @@ impl Report {
             figure("All layers truncated: loss against order", self.chart(Axis::new("order", Scale::Linear, Unit::Number), &order)),
             figure(
                 "All layers truncated: loss against memory",
-                self.chart(Axis::new("memory between tokens", Scale::Log, Unit::Bytes), &bytes),
+                self.chart(Axis::new("state and KV cache", Scale::Log, Unit::Bytes), &bytes),
             ),
         ]
     }
@@ -121,13 +121,13 @@ impl Report {
         Chart { title: "Loss".into(), x, y: Axis::new("nats per token", Scale::Linear, Unit::Number), layers }
     }
 
-    /// The rise of the loss with one layer truncated, per layer and order.
+    /// The loss increase with one layer truncated, per layer and order.
     pub fn map_figure(&self) -> Option<Figure> {
         let (map, uncut) = (self.map.as_ref()?, self.uncut_loss()?);
         let rise = |found: Option<&Measured>| Some(found?.loss? - uncut);
         let row = |row: &Vec<Measured>| (0..map.orders.len()).map(|i| rise(row.get(i))).collect();
         let heat = HeatMap {
-            title: format!("Rise of the loss, nats per token, {}", map.coefficients),
+            title: format!("Loss increase, nats per token, {}", map.coefficients),
             x: Names::new("order", map.orders.iter().map(usize::to_string)),
             y: Names::count("layer", map.layers.len()),
             values: map.layers.iter().map(row).collect(),
@@ -135,7 +135,7 @@ impl Report {
             range: None,
             unit: Unit::Number,
         };
-        let description = format!("Rise of the loss with one layer truncated, {} layers by {} orders.", map.layers.len(), map.orders.len());
+        let description = format!("Loss increase with one layer truncated, {} layers by {} orders.", map.layers.len(), map.orders.len());
         Some(Figure { title: "One layer truncated".into(), description, panels: vec![heat.into()] })
     }
 
@@ -232,7 +232,7 @@ impl Plan {
             text += &format!(", on other text {}{kept}", rise(found, uncut));
         }
         let share = 100.0 * self.bytes_after as f64 / self.bytes_before.max(1) as f64;
-        text + &format!("; {} between tokens instead of {} ({share:.0} %).", bytes(self.bytes_after), bytes(self.bytes_before))
+        text + &format!("; state and KV cache take {} instead of {} ({share:.0} %).", bytes(self.bytes_after), bytes(self.bytes_before))
     }
 }
 

@@ -15,14 +15,14 @@ use super::rows::{Kind, Rows};
 /// Lower bound of P(x), in units of the mean weight.
 const FLOOR: f64 = 1e-4;
 /// Lower bound of the leading coefficient of even orders: with a smaller one, the minimum could be so far away that rounding hides it.
-const LEAD: f64 = 1e-7;
+const MIN_LEADING: f64 = 1e-7;
 /// Half the margin beyond the observed scores, in units of half their range, for odd orders.
 const MARGIN: f64 = 0.5;
 const STEPS: usize = 24;
 /// Maximum number of grid refinements.
 const ROUNDS: usize = 6;
 /// Relative decrease of the squared error at which the iteration stops.
-const ENOUGH: f64 = 1e-5;
+const STOP_DECREASE: f64 = 1e-5;
 
 /// Fits order p to rows, starting from the best of some polynomials of at most that order. `None` if there are no rows.
 pub fn fit(rows: &Rows, order: usize, starts: &[Vec<f64>]) -> Option<Vec<f64>> {
@@ -96,7 +96,7 @@ fn descend(rows: &Rows, mut c: Vec<f64>, mut error: f64, unit: Option<&[f64]>, c
         let reached = next.as_ref().map_or(f64::INFINITY, |next| rows.squared(next));
         match next {
             Some(next) if reached < error || !allowed => {
-                let done = allowed && reached > error * (1.0 - ENOUGH);
+                let done = allowed && reached > error * (1.0 - STOP_DECREASE);
                 (c, error, allowed) = (next, reached, true);
                 damping /= 5.0;
                 if done || unit.is_none() {
@@ -127,7 +127,7 @@ impl Constraints {
             constraints.rows.resize(last + order + 1, 0.0);
             constraints.rows[last + order] = 1.0;
             // Strictly positive: at zero the degree would become odd, and P would fall below the floor.
-            constraints.bounds.push(LEAD);
+            constraints.bounds.push(MIN_LEADING);
         }
         constraints
     }

@@ -53,7 +53,7 @@ pub struct Options {
     pub map: Option<Choice>,
     /// Truncate one layer at a time.
     pub draw_map: bool,
-    /// Largest relative rise of the loss for the plan; `None`: no plan.
+    /// Largest relative loss increase for the plan; `None`: no plan.
     pub budget: Option<Budget>,
     /// Context length at which memory is counted; default: that of the model.
     pub context: Option<u64>,
@@ -92,7 +92,7 @@ pub struct Outcome {
     pub model: Model,
 }
 
-/// Truncates, measures and plans. `tell` receives every state of the report and the progress. After `stop` is set, the run ends after the
+/// Truncates, measures and plans. `observe` receives every state of the report and the progress. After `stop` is set, the run ends after the
 /// current measurement with the results so far.
 pub fn run(
     model: Model,
@@ -100,7 +100,7 @@ pub fn run(
     options: &Options,
     stop: &AtomicBool,
     report: Report,
-    tell: &mut dyn FnMut(&Report, Progress),
+    observe: &mut dyn FnMut(&Report, Progress),
 ) -> Result<Outcome, Error> {
     let mut orders = options.orders.clone();
     orders.sort_unstable();
@@ -130,7 +130,7 @@ pub fn run(
         meter: Meter::new(model, windows, options.journal.as_deref(), options.collective.clone())?,
         texts,
         stop,
-        tell,
+        observe,
         done: 0,
         total: 1 + calibrate::ticks(&settings, sizes.layers) + (options.coefficients.len() * orders.len()) as u64,
     };
@@ -148,7 +148,7 @@ pub fn run(
     }
     work.report.warnings.extend(work.report.gain());
     work.report.finished = !work.stopped()?;
-    work.say("done");
+    work.report_progress("done");
     let Work { report, meter, .. } = work;
     Ok(Outcome { report, calibration, uncut, planned, model: meter.into_model() })
 }

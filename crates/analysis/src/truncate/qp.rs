@@ -37,11 +37,11 @@ const ITERATIONS: usize = 100;
 /// Tolerance of residuals and of λ·slack, relative to their terms, at which iterations end.
 const TOLERANCE: f64 = 1e-11;
 /// The same for an accepted solution.
-const ACCEPTED: f64 = 1e-8;
+const ACCEPTED_TOLERANCE: f64 = 1e-8;
 
 impl Program {
     /// The solution from a starting point that need not be feasible. Every returned point satisfies the optimality conditions to
-    /// [`ACCEPTED`]; `None` if none was found, because the program is infeasible or unbounded or exceeds float64.
+    /// [`ACCEPTED_TOLERANCE`]; `None` if none was found, because the program is infeasible or unbounded or exceeds float64.
     pub fn solve(&self, start: &[f64]) -> Option<Solution> {
         let (n, m) = (self.gradient.len(), self.bounds.len());
         let k = n + usize::from(self.equation.is_some());
@@ -101,7 +101,7 @@ impl Program {
         }
         let error = self.error(&x, &multipliers, nu);
         let best = best.filter(|(least, _)| *least <= error).unwrap_or((error, Solution { x, multipliers, equation: nu }));
-        Some(best).filter(|(error, _)| *error <= ACCEPTED).map(|(_, solution)| solution)
+        Some(best).filter(|(error, _)| *error <= ACCEPTED_TOLERANCE).map(|(_, solution)| solution)
     }
 
     /// The largest violation of the optimality conditions: stationarity and λ·slack relative to H and g, equation and inequalities relative to their own

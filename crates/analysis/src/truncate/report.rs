@@ -37,7 +37,7 @@ pub struct Report {
     pub cuttable: usize,
     /// Context length at which bytes are counted.
     pub context: u64,
-    /// Bytes between tokens of the original model at that context.
+    /// Bytes of the original model's KV cache at that context.
     pub cache_bytes: u64,
     /// The original model on the evaluation text.
     pub uncut: Option<Measured>,
@@ -80,9 +80,9 @@ pub struct Curve {
 /// The loss at one order.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Point {
-    /// p
+    /// Truncation order p.
     pub order: usize,
-    /// Bytes between tokens of the truncated model at the context; absent if the engine does not support such a state.
+    /// Bytes of state and KV cache of the truncated model at the context; absent if the engine does not support such a state.
     pub state_bytes: Option<u64>,
     /// Its loss.
     #[serde(flatten)]
@@ -92,7 +92,7 @@ pub struct Point {
 /// The coefficients that the heads of `calibrated` have at an order, selected on validation text.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Kept {
-    /// p
+    /// Truncation order p.
     pub order: usize,
     /// Heads with fitted coefficients.
     pub fitted: usize,
@@ -135,7 +135,7 @@ pub struct Plan {
     pub units: usize,
     /// Pairs of KV head and order whose state is not smaller than the cache at this context; these are not proposed.
     pub too_large: usize,
-    /// Bytes between tokens of the original model.
+    /// Bytes of the original model's KV cache.
     pub bytes_before: u64,
     /// Bytes with the plan.
     pub bytes_after: u64,
@@ -152,9 +152,9 @@ pub struct PlannedCut {
     pub layer: usize,
     /// Kv head.
     pub kv_head: usize,
-    /// p
+    /// Truncation order p.
     pub order: usize,
-    /// Rise of the loss on the tuning text with this truncation alone.
+    /// Loss increase on the tuning text with this truncation alone.
     pub increase: f64,
     /// Bytes that it saves at the context.
     pub saved: u64,

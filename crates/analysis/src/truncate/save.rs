@@ -10,7 +10,8 @@ use termwise_model::{Error as ModelError, Model};
 use crate::Error;
 
 /// Files next to the weights that other commands and tools read.
-const COPIED: [&str; 5] = ["tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "generation_config.json", "settings.toml"];
+const COPIED_FILES: [&str; 5] =
+    ["tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "generation_config.json", "settings.toml"];
 
 /// Rejects a destination: the directory of the original model and directories of runs and checkpoints, always; other directories that are not empty unless `overwrite`
 /// is set.
@@ -54,7 +55,7 @@ pub fn check_place(from: &Path, to: &Path, overwrite: bool) -> Result<(), Error>
 pub fn save(model: &mut Model, attention: &AttentionMap, from: &Path, to: &Path, overwrite: bool) -> Result<(), Error> {
     check_place(from, to, overwrite)?;
     fs::create_dir_all(to).map_err(ModelError::io("create the folder", to))?;
-    for name in COPIED {
+    for name in COPIED_FILES {
         let path = from.join(name);
         if path.is_file() {
             fs::copy(&path, to.join(name)).map_err(ModelError::io("copy", &path))?;

@@ -210,13 +210,13 @@ fn an_interrupted_run_resumes_from_its_journal() {
     let words = Words { batches: 8 };
     let options = Options { journal: Some(journal.clone()), ..options() };
     let stop = AtomicBool::new(false);
-    let mut told = 0;
+    let mut reports = 0;
     let outcome = run(model(0.5), &texts(&words), &options, &stop, Report::default(), &mut |report, _| {
-        told += 1;
+        reports += 1;
         stop.store(report.curves.iter().any(|curve| curve.points.len() == 1), std::sync::atomic::Ordering::Relaxed);
     });
     let partial = outcome.expect("a partial result").report;
-    assert!(!partial.finished && partial.uncut.is_some() && told > 3);
+    assert!(!partial.finished && partial.uncut.is_some() && reports > 3);
     assert!(partial.curves.iter().map(|curve| curve.points.len()).sum::<usize>() < 6);
     let before = lines();
     let whole = go(model(0.5), &words, &options).report;

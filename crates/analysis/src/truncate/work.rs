@@ -22,7 +22,7 @@ pub(super) struct Work<'a, 'b> {
     pub meter: Meter,
     pub texts: &'a Texts<'a>,
     pub stop: &'a AtomicBool,
-    pub tell: &'b mut dyn FnMut(&Report, Progress),
+    pub observe: &'b mut dyn FnMut(&Report, Progress),
     pub done: u64,
     pub total: u64,
 }
@@ -33,23 +33,23 @@ impl Work<'_, '_> {
         Ok(self.meter.collective().agree(self.stop.load(Ordering::Relaxed))?)
     }
 
-    pub fn say(&mut self, now: &str) {
-        (self.tell)(&self.report, Progress { done: self.done, total: self.total.max(self.done), now });
+    pub fn report_progress(&mut self, now: &str) {
+        (self.observe)(&self.report, Progress { done: self.done, total: self.total.max(self.done), now });
     }
 
     pub fn measure(&mut self, now: &str, attention: &AttentionMap, text: &Split) -> Result<Measured, Error> {
-        self.say(now);
+        self.report_progress(now);
         let measured = self.meter.measure(attention, text)?;
         self.done += 1;
         Ok(measured)
     }
 
     pub fn calibrate(&mut self, settings: &Settings, orders: &[usize]) -> Result<Calibration, Error> {
-        self.say("calibration");
-        let (report, tell, done, total) = (&self.report, &mut self.tell, &mut self.done, self.total);
+        self.report_progress("calibration");
+        let (report, observe, done, total) = (&self.report, &mut self.observe, &mut self.done, self.total);
         let calibration = calibrate::calibrate(self.meter.model(), &self.texts.calibration, settings, &mut || {
             *done += 1;
-            tell(report, Progress { done: *done, total, now: "calibration" });
+            observe(report, Progress { done: *done, total, now: "calibration" });
         })?;
         self.report.cuttable = calibration.cuttable();
         if self.report.cuttable == 0 {

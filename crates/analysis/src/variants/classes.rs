@@ -46,7 +46,7 @@ impl Relation {
     /// As a phrase.
     pub fn words(self) -> &'static str {
         match self {
-            Relation::Identical => "identical expression",
+            Relation::Identical => "identical variants",
             Relation::SameFunction => "the same function",
             Relation::UpToEps => "equal up to eps, by the scale-free norm",
         }
@@ -56,7 +56,7 @@ impl Relation {
 /// Another variant with the same output.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Equal {
-    /// The preset's name or the expression.
+    /// The preset's name or the variant string.
     pub name: String,
     /// The reason.
     pub relation: Relation,

@@ -12,9 +12,9 @@ use crate::plan::{self, count::Attention};
 /// The sizes for which parameters and states are counted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Sizes {
-    /// H
+    /// Query heads, H.
     pub heads: usize,
-    /// G
+    /// KV heads, G.
     pub kv_heads: usize,
     /// d, of q, k and v.
     pub head_dim: usize,
@@ -47,7 +47,7 @@ pub struct Description {
     pub added: Vec<Added>,
     /// Number of values in them.
     pub added_count: usize,
-    /// Memory between tokens.
+    /// Recurrent state or KV cache.
     pub state: State,
     /// Warnings.
     pub warnings: Vec<String>,
@@ -66,7 +66,7 @@ pub struct Added {
     pub count: usize,
 }
 
-/// Memory of one head between tokens during decoding.
+/// Recurrent state or KV cache of one head during decoding.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 pub enum State {
@@ -108,7 +108,7 @@ impl State {
     }
 }
 
-/// Describes these names or expressions, compared with all presets and with each other.
+/// Describes these names or variant strings, compared with all presets and with each other.
 pub fn describe(texts: &[&str], sizes: Sizes) -> Result<Vec<Description>, Error> {
     let variants = texts.iter().map(|text| text.parse::<Variant>()).collect::<Result<Vec<_>, _>>()?;
     let classes = of_presets();

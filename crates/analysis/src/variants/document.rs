@@ -11,8 +11,8 @@ impl Documented for Catalogue {
     fn document(&self) -> Document {
         let Sizes { heads, kv_heads, head_dim, hidden } = self.sizes;
         let (names, classes) = (self.presets.len(), self.classes.len());
-        let mut expressions = Table::new("", ["class", "expression", "adds", "state", "even"]);
-        let mut presets = Table::new("", ["preset", "class", "note"]);
+        let mut expressions = Table::new("", ["group", "variant string", "added parameters", "state", "break-even"]);
+        let mut presets = Table::new("", ["preset", "group", "note"]);
         let mut warnings = Vec::new();
         for (label, group) in self.classes.iter().flat_map(|class| groups(class, &self.presets)) {
             let first = group[0];
@@ -26,22 +26,25 @@ impl Documented for Catalogue {
             warnings.extend(first.warnings.iter().map(|warning| format!("**{label}**: {warning}")));
         }
         let counted = format!(
-            "Counted for {heads} heads, {kv_heads} KV heads, head dimension {head_dim} and width {hidden}: adds: parameters added to a layer; state: floats per head, KV if they \
-             grow by 2·d per token; even: number of tokens at which a KV cache has the same size."
+            "Costs for {heads} heads, {kv_heads} KV heads, head dimension {head_dim} and width {hidden}. Added parameters: per layer. State: floats per head, or KV if it \
+             grows by 2·d per token. Break-even: number of tokens at which a KV cache has the same size."
         );
         let presets_text = format!(
-            "{names} names in {classes} classes. A class has a letter; its presets have equal outputs. Presets with the same number also have the same \
-             expression; the others are equal up to eps, by the scale-free norm."
+            "{names} names in {classes} groups. All presets with the same letter have equal outputs. Presets with the same letter and number also have the same \
+             variant string; the others are equal up to eps, because of the scale-free norm."
         );
-        let parts = "A variant is a kernel and settings in any order, as in `exp over=length out norm=l2`.";
+        let parts = "A variant string is a kernel and settings in any order, such as `exp over=length out norm=l2`.";
         Document {
             title: "Attention variants".into(),
             lead: vec![Block::Code(self.formula.clone())],
             sections: vec![
-                Section::new("Classes", vec![Block::text(counted), Block::table("classes", expressions), Block::List(warnings)]),
+                Section::new(
+                    "Groups of presets with equal outputs",
+                    vec![Block::text(counted), Block::table("classes", expressions), Block::List(warnings)],
+                ),
                 Section::new("Presets", vec![Block::text(presets_text), Block::table("presets", presets)]),
                 Section::new("Parts", std::iter::once(Block::text(parts)).chain(self.slots.iter().map(slot)).collect()),
-                Section::new("Details of a variant", vec![Block::Code("termwise variants NAME_OR_EXPRESSION ...".into())]),
+                Section::new("Details of a variant", vec![Block::Code("termwise variants NAME_OR_VARIANT ...".into())]),
             ],
         }
     }
@@ -63,7 +66,7 @@ impl Documented for Catalogue {
     }
 }
 
-/// The presets of a class by expression, numbered if there are several.
+/// The presets of a class by variant string, numbered if there are several.
 fn groups<'a>(class: &Class, presets: &'a [Description]) -> Vec<(String, Vec<&'a Description>)> {
     let mut groups: Vec<Vec<&Description>> = Vec::new();
     for preset in presets.iter().filter(|preset| preset.class.as_ref() == Some(&class.label)) {
@@ -132,7 +135,7 @@ impl Described {
         if !one.note.is_empty() {
             fact("note", one.note.clone());
         }
-        fact("expression", format!("`{}`", one.expression));
+        fact("variant string", format!("`{}`", one.expression));
         fact("formula", one.formula.clone());
         for relation in [Relation::Identical, Relation::SameFunction, Relation::UpToEps] {
             let names = one.equal_to.iter().filter(|equal| equal.relation == relation).map(|equal| format!("`{}`", equal.name));
@@ -142,15 +145,15 @@ impl Described {
             }
         }
         if one.canonical != one.expression {
-            fact("simplest", format!("`{}`, with the same output", one.canonical));
+            fact("canonical form", format!("`{}`, with the same output", one.canonical));
         }
         let tensors: Vec<String> = one.added.iter().map(|added| format!("{} {:?}", added.name, added.shape)).collect();
         fact(
-            "adds",
+            "added parameters",
             match tensors.is_empty() {
-                true => "no parameters".into(),
+                true => "none".into(),
                 false => format!(
-                    "{} parameters per layer ({heads} heads, {kv_heads} KV heads, head dimension {d}, width {hidden}): {}",
+                    "{} per layer ({heads} heads, {kv_heads} KV heads, head dimension {d}, width {hidden}): {}",
                     thousands(one.added_count),
                     tensors.join(", ")
                 ),

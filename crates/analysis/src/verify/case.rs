@@ -1,4 +1,4 @@
-//! What was compared, what came out, and how it is printed.
+//! The compared quantities, their errors, and the printed table.
 
 use serde::{Deserialize, Serialize};
 use termwise_report::{Block, Cell, Document, Documented, Section, Table, Tone, Unit as Amount};
@@ -150,12 +150,12 @@ impl Documented for Verification {
 
     fn document(&self) -> Document {
         let VerifySummary { cases, missed, left_out } = self.summary;
-        let besides = if left_out > 0 { format!(", {left_out} left out") } else { String::new() };
+        let omitted = if left_out > 0 { format!(", {left_out} left out") } else { String::new() };
         let (tone, label, of) = match missed {
             0 => (Tone::Good, "all pass".to_string(), ""),
             _ => (Tone::Bad, format!("{missed} missed"), "of "),
         };
-        let all = Block::badge(tone, label, format!("{of}{cases} cases{besides} (seed {})", self.seed));
+        let all = Block::badge(tone, label, format!("{of}{cases} cases{omitted} (seed {})", self.seed));
         let mut table = Table::new("Largest: error divided by its bound", ["check", "cases", "missed", "largest", ""]);
         let (mut sections, mut details) = (Vec::new(), Vec::new());
         for group in self.cases.chunk_by(|a, b| a.identity == b.identity) {

@@ -7,7 +7,7 @@ use termwise_base::rng::Rng;
 /// Kernels with positive weights.
 const POSITIVE: &[&str] = &["exp", "exp", "exp", "taylor=0..2", "taylor=0..8", "taylor=0..12", "feature=elu"];
 /// Kernels with weights that can be zero or negative.
-const OTHER: &[&str] = &[
+const SIGNED_KERNELS: &[&str] = &[
     "feature=relu",
     "power=2",
     "taylor=0..3",
@@ -47,7 +47,7 @@ fn random_text(rng: &mut Rng) -> String {
     let positive = !write && rng.chance(0.55);
     let kernel = match write {
         true => rng.pick(&["power=1", "power=2", "feature=identity", "taylor=0..2"]),
-        false => rng.pick(if positive { POSITIVE } else { OTHER }),
+        false => rng.pick(if positive { POSITIVE } else { SIGNED_KERNELS }),
     };
     let mut words = vec![kernel.to_string()];
     words.extend(write.then(|| rng.pick(&["write=delta,scale=0.5 qk_norm=l2", "write=delta,2,scale=0.4 qk_norm=l2"]).into()));

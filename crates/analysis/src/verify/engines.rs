@@ -24,9 +24,9 @@ use crate::plain_config::plain_config;
 pub struct Check {
     /// On the command line.
     pub name: &'static str,
-    /// What holds if it passes.
+    /// The property that it checks.
     pub statement: &'static str,
-    /// Whether a variant has what is checked.
+    /// Whether the check applies to a variant.
     pub(super) applies: fn(&Variant) -> bool,
     /// Adds comparisons to the case.
     pub(super) run: fn(&Variant, &mut Rng, &mut Case) -> Result<(), Error>,
@@ -58,7 +58,7 @@ const GRADIENTS: f64 = 1e-4;
 /// For gradients of a decay per channel. The largest error seen is 1e-3.
 const CANCELLED: f64 = 1e-2;
 /// How much larger than the error of the naive computation an error may be.
-const SLACK: f64 = 4.0;
+const MAX_ERROR_RATIO: f64 = 4.0;
 /// Relative change of inputs: larger than the rounding of a score, far smaller than the bounds allow.
 const STEP: f32 = 1e-6;
 /// Gradients below this are zero by construction, or but for eps, and have an absolute bound.
@@ -109,7 +109,7 @@ impl Expected {
 
     fn compare_output(&self, y: &[f32], prefix: &str, case: &mut Case) {
         let conditioned = self.naive.iter().map(|other| relative_rms(&other.y, &self.wide.y)).fold(0.0, f64::max);
-        case.measure(format!("{prefix}y"), relative_rms(y, &self.wide.y), OUTPUTS.max(SLACK * conditioned), Unit::RelativeRms);
+        case.measure(format!("{prefix}y"), relative_rms(y, &self.wide.y), OUTPUTS.max(MAX_ERROR_RATIO * conditioned), Unit::RelativeRms);
     }
 
     /// Adds the errors of outputs and gradients to the case, with `prefix` before their names.
@@ -118,7 +118,8 @@ impl Expected {
         let values = rms(&self.wide.gradients[2].1);
         for (index, ((name, expected), (_, found))) in self.wide.gradients.iter().zip(&found.gradients).enumerate() {
             let (scale, error) = (rms(expected), distance(found, expected));
-            let conditioned = SLACK * self.naive.iter().map(|other| distance(&other.gradients[index].1, expected)).fold(0.0, f64::max);
+            let conditioned =
+                MAX_ERROR_RATIO * self.naive.iter().map(|other| distance(&other.gradients[index].1, expected)).fold(0.0, f64::max);
             let what = format!("{prefix}d{name}");
             let relative = if self.cancels && name.to_string().starts_with("decay") { CANCELLED } else { GRADIENTS };
             match scale < ZERO {
@@ -161,12 +162,12 @@ fn fused(variant: &Variant, rng: &mut Rng, case: &mut Case) -> Result<(), Error>
 
 /// Head dimension of the model of [`decoder`].
 const HEAD_DIM: usize = 8;
-const SMALL: Shape = Shape { batch: 1, time: 70, heads: 2, kv_heads: 1, d: 6, e: 5 };
+const SMALL_SHAPE: Shape = Shape { batch: 1, time: 70, heads: 2, kv_heads: 1, d: 6, e: 5 };
 
 /// Whether keys have a state that float32 represents well, of moderate size.
 fn has_state(variant: &Variant) -> bool {
     variant.remembered().is_some_and(|score| {
-        let rows = score.state_rows(SMALL.d).unwrap_or(u128::MAX);
+        let rows = score.state_rows(SMALL_SHAPE.d).unwrap_or(u128::MAX);
         score.has_finite_map() && score.kernel.rescale() == Rescale::None && rows < 5_000
     })
 }
@@ -178,7 +179,7 @@ fn decodes(variant: &Variant) -> bool {
 }
 
 fn chunk(variant: &Variant, rng: &mut Rng, case: &mut Case) -> Result<(), Error> {
-    let layer = layer::<f32>(variant, SMALL, 1.0, rng, case)?;
+    let layer = layer::<f32>(variant, SMALL_SHAPE, 1.0, rng, case)?;
     let expected = Expected::of(&layer, rng)?;
     let _guard = alone();
     let mut engine = layer.fused(FusedOptions::default().mode(Mode::Chunk(Some(16))))?;
@@ -187,7 +188,7 @@ fn chunk(variant: &Variant, rng: &mut Rng, case: &mut Case) -> Result<(), Error>
 }
 
 fn recurrent(variant: &Variant, rng: &mut Rng, case: &mut Case) -> Result<(), Error> {
-    let layer = layer::<f32>(variant, Shape { batch: 2, ..SMALL }, 1.0, rng, case)?;
+    let layer = layer::<f32>(variant, Shape { batch: 2, ..SMALL_SHAPE }, 1.0, rng, case)?;
     let expected = Expected::of(&layer, rng)?;
     let _guard = alone();
     expected.compare_output(&layer.token_by_token()?, "", case);
@@ -224,7 +225,7 @@ fn decoder(variant: &Variant, rng: &mut Rng, case: &mut Case) -> Result<(), Erro
 }
 
 fn instruction_sets(variant: &Variant, rng: &mut Rng, case: &mut Case) -> Result<(), Error> {
-    let layer = layer::<f32>(variant, Shape { d: 20, e: 12, ..SMALL }, 2.0, rng, case)?;
+    let layer = layer::<f32>(variant, Shape { d: 20, e: 12, ..SMALL_SHAPE }, 2.0, rng, case)?;
     let expected = Expected::of(&layer, rng)?;
     let _guard = alone();
     let before = simd::isa();
@@ -287,7 +288,7 @@ mod tests {
 
     fn layer(text: &str) -> Layer<f32> {
         let variant: Variant = text.parse().expect("a variant");
-        Layer::uniform(&variant, SMALL, 1.0, &mut Rng::new(5)).expect("possible")
+        Layer::uniform(&variant, SMALL_SHAPE, 1.0, &mut Rng::new(5)).expect("possible")
     }
 
     fn passes(found: &Results<f32>, expected: &Expected) -> bool {

@@ -23,8 +23,8 @@ const TENSORS: f64 = 1e-4;
 const ZERO: f64 = 1e-6;
 const LOSS: f64 = 1e-5;
 /// Outputs and gradients of operations in float64 and in float32, relative RMS.
-const WIDE: (f64, f64) = (1e-10, 1e-10);
-const NARROW: (f64, f64) = (1e-5, 1e-4);
+const F64_TOLERANCE: (f64, f64) = (1e-10, 1e-10);
+const F32_TOLERANCE: (f64, f64) = (1e-5, 1e-4);
 const EXPECTED: &str = "expected.safetensors";
 
 fn is_model(folder: &Path) -> bool {
@@ -73,9 +73,9 @@ fn check_operation(file: &Path, case: &mut Case) -> Result<(), Error> {
     let operation = Operation::read(file)?;
     case.detail = format!("{} {}", operation.variant, Sizes::from(operation.shape));
     let (wide, narrow) = (operation_layer::<f64>(&operation)?, operation_layer::<f32>(&operation)?);
-    compare_operation(&operation, &wide, &mut wide.naive()?, ("float64", WIDE), case)?;
-    compare_operation(&operation, &narrow, &mut narrow.fused(FusedOptions::default())?, ("fused", NARROW), case)?;
-    case.measure("token by token: y", relative_rms(&narrow.token_by_token()?, operation.tensor("y")), NARROW.0, Unit::RelativeRms);
+    compare_operation(&operation, &wide, &mut wide.naive()?, ("float64", F64_TOLERANCE), case)?;
+    compare_operation(&operation, &narrow, &mut narrow.fused(FusedOptions::default())?, ("fused", F32_TOLERANCE), case)?;
+    case.measure("token by token: y", relative_rms(&narrow.token_by_token()?, operation.tensor("y")), F32_TOLERANCE.0, Unit::RelativeRms);
     Ok(())
 }
 

@@ -14,7 +14,7 @@ use termwise_model::decode::{Decoder, DecoderOptions};
 use crate::support::{LENGTH, contexts, converted, families, model, prepared, promised, texts};
 
 #[test]
-fn a_memory_of_the_whole_context_is_the_original() {
+fn a_memory_of_the_whole_context_equals_the_original() {
     let model = model();
     let reference = Reference::new(&model, &contexts(1, 2)[0]).expect("a reference");
     for family in families().into_iter().filter(|family| family.bits == [16, 16]) {
@@ -31,7 +31,7 @@ fn a_memory_of_the_whole_context_is_the_original() {
 }
 
 #[test]
-fn a_bench_leaves_nothing_of_the_model_before() {
+fn a_bench_keeps_nothing_of_the_previous_model() {
     let model = model();
     let all: Vec<Kind> = families().into_iter().map(|family| family.of(12)).collect();
     let mut bench = Bench::new(&model);
@@ -43,7 +43,7 @@ fn a_bench_leaves_nothing_of_the_model_before() {
 }
 
 #[test]
-fn tokens_follow_texts_in_the_promised_bytes() {
+fn decoding_matches_full_sequences_within_the_stated_bytes() {
     let model = model();
     let ids = &contexts(1, 3)[0];
     let v = 61;
@@ -84,7 +84,7 @@ fn tokens_follow_texts_in_the_promised_bytes() {
 }
 
 #[test]
-fn budgets_are_kept_and_work_goes_on_where_it_stopped() {
+fn budgets_are_met_and_work_resumes() {
     let model = model();
     let folder = tempfile::tempdir().expect("a folder");
     let stopped = AtomicBool::new(true);
@@ -123,7 +123,7 @@ fn budgets_are_kept_and_work_goes_on_where_it_stopped() {
 }
 
 #[test]
-fn a_frontier_compares_all_methods_and_goes_on() {
+fn a_frontier_compares_all_methods_and_resumes() {
     let model = model();
     let prepared = prepared(&model, None);
     let folder = tempfile::tempdir().expect("a folder");
@@ -158,7 +158,7 @@ fn a_frontier_compares_all_methods_and_goes_on() {
 }
 
 #[test]
-fn budgets_of_a_frontier_that_are_too_small_are_refused() {
+fn budgets_of_a_frontier_that_are_too_small_are_rejected() {
     let model = model();
     let prepared = prepared(&model, None);
     let texts = texts(vec![Text { name: "one".into(), calibrated: true, contexts: contexts(1, 7) }]);

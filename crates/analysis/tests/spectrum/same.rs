@@ -1,4 +1,4 @@
-//! What must not matter: threads, tiles, batches, and how all rows are asked for.
+//! Results do not depend on threads, tiles, batches, or on how all rows are requested.
 
 use serde_json::Value;
 use termwise_analysis::spectrum::{Options, RowChoice, Spectrum, Tiles, measure_with, schema};
@@ -24,7 +24,7 @@ fn any_number_of_threads_gives_the_same_bits() {
 #[test]
 fn any_number_of_ranks_gives_the_same_bits() {
     let model = model(&quoted("softmax"), 2, 0.5);
-    // So long that each is a batch of its own.
+    // Long enough that each is a separate batch.
     let windows = texts(&[2100, 900, 2100, 33, 1200]);
     let options = Options { rows: RowChoice::Sampled(16), ..Options::default() };
     let json = |spectrum: Spectrum| serde_json::to_string(&Spectrum { timing: None, ..spectrum }).expect("JSON");
@@ -87,7 +87,7 @@ fn all_rows_can_be_requested_in_two_ways() {
 }
 
 #[test]
-fn windows_know_nothing_of_each_other() {
+fn windows_are_independent() {
     // So many short windows that they run in several batches, the last one not full.
     let model = model(&quoted("softmax"), 2, 0.5);
     let one = texts(&[40]);

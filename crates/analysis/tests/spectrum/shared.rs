@@ -4,7 +4,7 @@ use termwise_analysis::spectrum::{Options, measure};
 use termwise_model::Model;
 
 #[test]
-fn a_trained_model_has_the_scores_that_are_known_of_it() {
+fn a_trained_model_has_its_known_scores() {
     let Some(folder) = termwise_base::test_skip::shared("data/stories260K") else { return };
     let model = Model::read(&folder).expect("the model");
     let expected: serde_json::Value =

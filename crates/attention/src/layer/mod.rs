@@ -156,7 +156,7 @@ pub(crate) struct Head {
     pub variant: Variant,
     /// The branch of the variant.
     pub range: KeyRange,
-    /// w
+    /// The kernel w.
     pub kernel: Kernel,
     /// Index of its [`KeyTransform`].
     pub key_transform: usize,

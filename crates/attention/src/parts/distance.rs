@@ -28,7 +28,7 @@ impl KeyRange {
 pub struct Distance {
     /// W, including the position itself.
     pub window: usize,
-    /// S
+    /// Number of sinks, S.
     pub sinks: usize,
 }
 

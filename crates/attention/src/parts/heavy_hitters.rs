@@ -14,9 +14,9 @@ pub(crate) const MAX_SHARING_HEADS: usize = 64;
 /// The number of heavy hitters and the time constant of their accumulated attention.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HeavyHitters {
-    /// N
+    /// Number of keys, N.
     pub keys: usize,
-    /// L
+    /// Time constant of the accumulated attention in queries, L; `None`: it does not fade.
     pub fade: Option<usize>,
 }
 

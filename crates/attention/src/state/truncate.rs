@@ -23,7 +23,7 @@ use termwise_kernels::combinatorics::factorial;
 /// Error bound of an exponential truncated at an even order, for scores within a bound.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Truncation {
-    /// p
+    /// Truncation order p.
     pub order: usize,
     /// r, an upper bound of |score|; see [`crate::State::largest_score`].
     pub largest_score: f64,

@@ -49,19 +49,19 @@ pub struct Variant {
     pub bits: Option<CacheBits>,
     /// u, the write rule.
     pub write: Option<Delta>,
-    /// D
+    /// The denominator D.
     pub denominator: Denominator,
-    /// I
+    /// The input gate I.
     pub in_gate: Option<InGate>,
-    /// O
+    /// The output gate O.
     pub out_gate: Option<OutGate>,
-    /// P
+    /// The post gate P.
     pub post_gate: Option<PostGate>,
-    /// M
+    /// The decay M.
     pub decay: Option<Decay>,
     /// The norm of q and k.
     pub qk_norm: Option<QkNorm>,
-    /// N
+    /// The output norm N.
     pub norm: Norm,
     /// RoPE on q and k.
     pub rope: bool,

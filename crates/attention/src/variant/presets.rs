@@ -89,9 +89,9 @@ static PRESETS: &[Preset] = &[
     preset("gated_deltanet", "feature=identity write=delta over=none post=silu,channel decay=mamba qk_norm=l2 norm=rms rope=off conv=4", "Gated DeltaNet (arXiv 2412.06464): the delta rule with a decay"),
     preset("kda", "feature=identity write=delta over=none post=sigmoid,channel decay=mamba,channel qk_norm=l2 norm=rms rope=off conv=4", "Kimi Delta Attention (arXiv 2510.26692): the delta rule with a decay per channel"),
     preset("delta_order1", "power=1 write=delta over=none qk_norm=l2 norm=rms rope=off", "the delta rule on order 1; unit keys keep it stable for β up to 2"),
-    preset("delta_order2", "power=2 write=delta over=none qk_norm=l2 norm=rms rope=off", "the delta rule on order 2, new here: as many keys as there are pairs of channels"),
-    preset("delta_order3", "power=3 write=delta over=none qk_norm=l2 norm=rms rope=off", "the delta rule on order 3, new here"),
-    preset("delta_taylor2", "taylor=0..2 write=delta,scale=0.5 over=none qk_norm=l2 norm=rms rope=off", "the delta rule on orders 0 to 2, new here; at scale ½ between keys w(k·k) = 1.625 stays below 2/β"),
+    preset("delta_order2", "power=2 write=delta over=none qk_norm=l2 norm=rms rope=off", "the delta rule on order 2 (termwise); the state has one row per pair of channels"),
+    preset("delta_order3", "power=3 write=delta over=none qk_norm=l2 norm=rms rope=off", "the delta rule on order 3 (termwise)"),
+    preset("delta_taylor2", "taylor=0..2 write=delta,scale=0.5 over=none qk_norm=l2 norm=rms rope=off", "the delta rule on orders 0 to 2 (termwise); at scale ½, w(k·k) = 1.625 < 2/β"),
 ];
 
 #[cfg(test)]

@@ -10,7 +10,7 @@ use crate::variant::builders;
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct ScoreFn {
-    /// w
+    /// The kernel w.
     pub kernel: Kernel,
     /// Scores are replaced by min(x, clamp) before w.
     pub clamp: Option<f64>,

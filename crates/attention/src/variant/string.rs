@@ -215,7 +215,7 @@ pub static KEYS: &[Key] = &[
         word: "decay",
         bare: None,
         off: true,
-        about: "M, older keys count less",
+        about: "M, reduces the weights of older keys",
         parts: Decay::PARTS,
         far: false,
         read: |v, word, args| Some(Decay::parse(word, args)?.map(|part| v.decay = Some(part))),

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::{Args, ValueEnum};
 use clap_complete::Shell;
 use termwise_base::files;
-use termwise_train::log::tell;
+use termwise_train::log::print_line;
 
 use super::reference;
 use crate::args::command;
@@ -103,11 +103,11 @@ fn man_pages(args: &PageOptions, context: &mut Context) -> Result<Exit, Failure>
             for (name, text) in reference::pages()? {
                 files::write_whole(&folder.join(name), text.as_bytes())?;
             }
-            tell(&format!("written: {}", folder.display()));
+            print_line(&format!("written: {}", folder.display()));
             return Ok(Exit::Success);
         }
         clap_mangen::generate_to(program, folder).map_err(files::Error::io("write manual pages to", folder))?;
-        tell(&format!("written: {}", folder.display()));
+        print_line(&format!("written: {}", folder.display()));
         return Ok(Exit::Success);
     }
     let mut found = &program;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use clap::Args;
 use termwise_experiments::demo::{self, Demo, DemoOptions};
-use termwise_train::log::tell;
+use termwise_train::log::print_line;
 use termwise_train::progress::Display;
 
 use crate::context::Context;
@@ -53,7 +53,7 @@ pub fn run(args: &DemoArgs, context: &mut Context) -> Result<Exit, Failure> {
     };
     let Some(Demo { path, bytes, .. }) = demo::run(&options, &stop, &display)? else { return Ok(Exit::Interrupted) };
     if !args.quiet {
-        tell(&format!("written: {} ({} KB); open it in a browser", path.display(), bytes / 1000));
+        print_line(&format!("written: {} ({} KB); open it in a browser", path.display(), bytes / 1000));
     }
     Ok(Exit::Success)
 }

@@ -6,13 +6,13 @@ use clap::{Args, Subcommand};
 use termwise_analysis::export;
 use termwise_attention::Variant;
 use termwise_base::files;
-use termwise_train::log::tell;
+use termwise_train::log::print_line;
 
 use crate::context::Context;
 use crate::error::{Exit, Failure};
 
 /// File without --out.
-const USUAL: &str = "attention.py";
+const DEFAULT_FILE: &str = "attention.py";
 
 /// Export a variant as a PyTorch module
 #[derive(Debug, Subcommand)]
@@ -46,10 +46,10 @@ pub fn run(command: &ExportCommand, context: &mut Context) -> Result<Exit, Failu
             return Ok(context.out.write_all(source.as_bytes()).map(Exit::done)?);
         }
         Some(file) => file,
-        None if Path::new(USUAL).exists() => return Err(Failure::usage(format!("{USUAL} exists; name a file with --out"))),
-        None => Path::new(USUAL),
+        None if Path::new(DEFAULT_FILE).exists() => return Err(Failure::usage(format!("{DEFAULT_FILE} exists; name a file with --out"))),
+        None => Path::new(DEFAULT_FILE),
     };
     files::write_whole(file, source.as_bytes())?;
-    tell(&format!("written: {0}; test it with: python {0}", file.display()));
+    print_line(&format!("written: {0}; test it with: python {0}", file.display()));
     Ok(Exit::Success)
 }

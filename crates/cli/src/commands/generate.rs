@@ -11,7 +11,7 @@ use termwise_attention::{Mode, Variant};
 use termwise_model::decode::SamplingOptions;
 use termwise_model::generate::{Completion, GenerationEvent};
 use termwise_model::weights::FloatType;
-use termwise_train::log::tell;
+use termwise_train::log::print_line;
 
 use crate::context::Context;
 use crate::error::{Exit, Failure};
@@ -162,7 +162,7 @@ pub fn run(args: &GenerateArgs, context: &mut Context) -> Result<Exit, Failure> 
     let (request, json) = (args.request(), args.json);
     let message = |text: &str| {
         if !args.quiet {
-            tell(text);
+            print_line(text);
         }
     };
     // Text goes through a channel: the pool generates, and this thread writes to standard output.
@@ -182,7 +182,7 @@ pub fn run(args: &GenerateArgs, context: &mut Context) -> Result<Exit, Failure> 
                         Some(if json { json_line(&done) } else { separator(done.index, prompts).to_owned() })
                     }
                     GenerationEvent::Failed(failed) => {
-                        tell(&format!("error: {}", failed.error));
+                        print_line(&format!("error: {}", failed.error));
                         // End the text before the failure.
                         let begun = std::mem::take(&mut begun);
                         (begun && !json).then(|| separator(failed.index, prompts).to_owned())
@@ -198,7 +198,7 @@ pub fn run(args: &GenerateArgs, context: &mut Context) -> Result<Exit, Failure> 
         let found = worker.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
         printed?;
         if !args.quiet && !found.is_failure() {
-            tell(&found.summary_lines().join("\n"));
+            print_line(&found.summary_lines().join("\n"));
         }
         Ok(match found.failed {
             0 => Exit::Success,

@@ -9,7 +9,7 @@ use termwise_analysis::kv::{self, AtlasOptions, AuditOptions, ConvertOptions, Fr
 use termwise_analysis::plan::parse_bytes;
 use termwise_base::files::write_whole;
 use termwise_report::to_json;
-use termwise_train::log::tell;
+use termwise_train::log::print_line;
 
 use super::settings::{DataSettings, ModelArgs};
 use crate::context::{Context, Output, Print};
@@ -84,13 +84,13 @@ The same command resumes after Ctrl-C. Calibration and allocation use the first 
 pub struct ConvertArgs {
     #[command(flatten)]
     pub input: ModelArgs,
-    /// Budget in bytes per sequence, as in 8MB
+    /// Budget in bytes per sequence, such as 8MB
     #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
     pub bytes: Option<u64>,
     /// Budget as 16-bit key/value pairs per KV head, on average
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..1 << 30))]
     pub keys: Option<u64>,
-    /// Budget as the largest relative loss increase, as in +1%
+    /// Budget as the largest relative loss increase, such as +1%
     #[arg(long, value_name = "SHARE")]
     pub loss: Option<Share>,
     /// Evaluated contexts per text
@@ -137,7 +137,7 @@ pub fn convert(args: &ConvertArgs, context: &mut Context) -> Result<Exit, Failur
     let output = Output { out: args.save.clone(), print: args.print };
     context.emit(&found, &output)?;
     if let Some(to) = options.save.filter(|_| !args.print.quiet) {
-        tell(&format!("saved: {}", to.display()));
+        print_line(&format!("saved: {}", to.display()));
     }
     Ok(Exit::Success)
 }

@@ -38,10 +38,10 @@ pub struct PlanArgs {
     /// Chunk length [default: 128]
     #[arg(long, value_name = "N", value_parser = parse_count)]
     pub chunk: Option<u64>,
-    /// Memory for states or caches, as in 2GiB [default: that of the hardware]
+    /// Memory for states or caches, such as 2GiB [default: that of the hardware]
     #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
     pub memory: Option<u64>,
-    /// Training tokens, as in 5B [default: 20 per parameter]
+    /// Training tokens, such as 5B [default: 20 per parameter]
     #[arg(long, value_name = "N", value_parser = parse_count)]
     pub train_tokens: Option<u64>,
     /// Vocabulary size [default: that of the model; 32,000 for paper presets, 257 for others]

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 use termwise_experiments::saved::{ReportOptions, is_saved_result, report};
-use termwise_train::log::tell;
+use termwise_train::log::print_line;
 
 use super::show::{self, Format, ShowArgs};
 use crate::context::Context;
@@ -57,7 +57,7 @@ pub fn run(args: &ReportArgs, context: &mut Context) -> Result<Exit, Failure> {
         false => context.print_brief(&found.document)?,
     }
     for path in found.written {
-        tell(&format!("written: {}", path.display()));
+        print_line(&format!("written: {}", path.display()));
     }
     Ok(Exit::Success)
 }

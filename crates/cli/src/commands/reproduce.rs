@@ -8,7 +8,7 @@ use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use termwise_experiments::Error;
 use termwise_experiments::reproduce::{self, FILE, Id, Options, Scale, paper};
 use termwise_report::duration;
-use termwise_train::log::tell;
+use termwise_train::log::print_line;
 use termwise_train::sweep::{Event, Plan, ProcessRunner, SlurmJob, State, Status, SweepControl};
 
 use super::share::ShareArgs;
@@ -124,7 +124,7 @@ pub fn run(args: &ReproduceArgs, context: &mut Context) -> Result<Exit, Failure>
     let declared = reproduce::declare(&options)?;
     let print = |text: &str| {
         if !args.print.quiet {
-            tell(text);
+            print_line(text);
         }
     };
     if options.scale == Scale::Paper && !args.run_paper {
@@ -170,7 +170,7 @@ fn show(bar: &Bar, plan: &Plan, event: &Event) {
         Event::Progress(progress) => return bar.runs(progress),
         Event::Started(_) => return,
         Event::Stopped(index) => (index, "stopped".to_owned()),
-        Event::Waiting(runs) => return bar.tell(&waiting(*runs)),
+        Event::Waiting(runs) => return bar.print_line(&waiting(*runs)),
         Event::Ended(index, record) => match &record.status {
             Status::Failed { reason } => (index, format!("failed: {reason}")),
             Status::Finished { metrics } => {
@@ -183,5 +183,5 @@ fn show(bar: &Bar, plan: &Plan, event: &Event) {
             }
         },
     };
-    bar.tell(&format!("{}: {line}", plan.name(&plan.jobs[*index])));
+    bar.print_line(&format!("{}: {line}", plan.name(&plan.jobs[*index])));
 }

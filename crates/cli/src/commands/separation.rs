@@ -32,7 +32,7 @@ pub struct SeparationArgs {
     /// softmax, linear, power=P or taylor=P, or orders as in taylor=2..8; may be repeated [default: softmax and linear]
     #[arg(long, value_name = "NETWORK")]
     pub network: Vec<String>,
-    /// Rows, as in 100,1e6 [default: 1000; with --bridge 1e2 to 1e6]
+    /// Rows, such as 100,1e6 [default: 1000; with --bridge 1e2 to 1e6]
     #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = whole)]
     pub n: Vec<u64>,
     /// Columns [default: 12]

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::Args;
 use termwise_experiments::serve::Server;
 use termwise_report::counted;
-use termwise_train::log::tell;
+use termwise_train::log::print_line;
 
 use crate::context::Context;
 use crate::error::{Exit, Failure};
@@ -35,7 +35,7 @@ pub fn run(args: &ServeArgs, context: &mut Context) -> Result<Exit, Failure> {
     let stop = stop_on_interrupt("stopping the server");
     writeln!(context.out, "{}", server.address())?;
     context.out.flush()?;
-    tell(&format!(
+    print_line(&format!(
         "{} in {}; open the address in a browser; Ctrl-C stops the server",
         counted(server.runs(), "run"),
         args.folder.display()

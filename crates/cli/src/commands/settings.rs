@@ -11,7 +11,7 @@ use termwise_train::settings::presets;
 use toml::{Table, Value};
 
 /// The origin of flags in error messages.
-const PLACE: &str = "the command line";
+const SOURCE: &str = "the command line";
 
 /// Every setting as a flag except `threads`, which is a global option.
 #[derive(Clone, Debug, Default)]
@@ -48,14 +48,14 @@ impl AllSettings {
         if let Some(threads) = threads {
             table.insert("threads".into(), Value::Integer(threads as i64));
         }
-        Layer::new(table, PLACE)
+        Layer::new(table, SOURCE)
     }
 }
 
 impl DataSettings {
     /// The given flags.
     pub fn layer(&self) -> termwise_train::Result<Layer> {
-        Layer::new(self.0.clone(), PLACE)
+        Layer::new(self.0.clone(), SOURCE)
     }
 
     /// Text for an analysis.
@@ -80,11 +80,11 @@ fn training_flag(key: &'static Key) -> Arg {
 
 /// The flag of a setting of data for commands that read a model. Defaults come from the model.
 fn data_flag(key: &'static Key) -> Arg {
-    flag(key).hide_short_help(!COMMON_FOR_MODELS.contains(&key.name))
+    flag(key).hide_short_help(!COMMON_MODEL_SETTINGS.contains(&key.name))
 }
 
 /// Settings of data that `--help` of commands with a model lists.
-const COMMON_FOR_MODELS: [&str; 3] = ["data", "tokenizer", "documents"];
+const COMMON_MODEL_SETTINGS: [&str; 3] = ["data", "tokenizer", "documents"];
 
 fn flag(key: &'static Key) -> Arg {
     let kind = key.kind;

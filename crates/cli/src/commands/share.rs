@@ -3,7 +3,7 @@
 use std::process::Command;
 
 use clap::{Args, ValueEnum};
-use termwise_train::log::tell;
+use termwise_train::log::print_line;
 use termwise_train::sweep::{Others, Shard, SlurmJob, without_submitting};
 
 use super::size;
@@ -29,7 +29,7 @@ pub struct ShareArgs {
     /// With --submit: jobs [default: number of unfinished runs, at most 16]
     #[arg(long, requires = "submit", value_name = "N", value_parser = size(100_000))]
     pub jobs: Option<usize>,
-    /// With --submit: option of sbatch, as in --sbatch=--partition=long; may be repeated
+    /// With --submit: option of sbatch, such as --sbatch=--partition=long; may be repeated
     #[arg(long, requires = "submit", value_name = "OPTION", allow_hyphen_values = true)]
     pub sbatch: Vec<String>,
 }
@@ -45,7 +45,7 @@ impl ShareArgs {
     /// The other processes.
     pub fn others(&self) -> Others {
         let shard = self.shard.or_else(|| Shard::of_environment(|name| std::env::var(name).ok()));
-        Others { shard, wait: !self.no_wait, ..Others::USUAL }
+        Others { shard, wait: !self.no_wait, ..Others::DEFAULT }
     }
 
     /// Writes the script, and submits it without --dry-run.
@@ -57,7 +57,7 @@ impl ShareArgs {
         let (path, script) = job.write()?;
         if self.dry_run {
             context.out.write_all(script.as_bytes())?;
-            tell(&format!("written: {0}; submit it with: sbatch {0}", path.display()));
+            print_line(&format!("written: {0}; submit it with: sbatch {0}", path.display()));
             return Ok(Exit::Success);
         }
         let status = Command::new("sbatch").arg(&path).status().map_err(|error| {

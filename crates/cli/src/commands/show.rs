@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
 use termwise_experiments::saved::SavedResult;
-use termwise_train::log::tell;
+use termwise_train::log::print_line;
 
 use crate::context::Context;
 use crate::error::{Exit, Failure};
@@ -48,7 +48,7 @@ pub enum Format {
 pub fn run(args: &ShowArgs, context: &mut Context) -> Result<Exit, Failure> {
     let SavedResult { document, summary, .. } = SavedResult::read(&args.file)?;
     if let Some(folder) = &args.out {
-        tell(&format!("written: {}", document.write(folder)?.display()));
+        print_line(&format!("written: {}", document.write(folder)?.display()));
         return Ok(Exit::Success);
     }
     let shown = match args.format {

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use termwise_data::{Prepare, Progress, Source};
-use termwise_train::log::tell;
+use termwise_train::log::print_line;
 use termwise_train::{Result, Settings};
 
 pub use termwise_train::source::cache_folder;
@@ -21,7 +21,7 @@ pub fn prepare_with_progress(settings: &Settings, cache: &Path, quiet: bool) -> 
 pub fn warning(quiet: bool) -> impl Fn(&str) {
     move |text| {
         if !quiet {
-            tell(&format!("warning: {text}"));
+            print_line(&format!("warning: {text}"));
         }
     }
 }

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use clap::Args;
 use termwise_report::{counted, duration};
-use termwise_train::log::tell;
+use termwise_train::log::print_line;
 use termwise_train::sweep::{self, Event, Plan, PlanSource, SlurmJob, State, Status, SweepControl, SweepRequest};
 
 use super::share::ShareArgs;
@@ -86,7 +86,7 @@ pub fn run(args: &SweepArgs, context: &mut Context) -> Result<Exit, Failure> {
     let request = args.request(context)?;
     let print = |text: &str| {
         if !args.print.quiet {
-            tell(text);
+            print_line(text);
         }
     };
     for equality in request.equal_runs(&request.read_plan()?) {
@@ -145,7 +145,7 @@ pub(super) fn interrupts() -> SweepControl {
 /// A line for each run that starts or ends, and a progress bar.
 fn show(bar: &Bar, plan: &Plan, event: &Event) {
     let name = |index: &usize| plan.name(&plan.jobs[*index]);
-    bar.tell(&match event {
+    bar.print_line(&match event {
         Event::Progress(progress) => return bar.runs(progress),
         Event::Started(index) => format!("started   {}", name(index)),
         Event::Stopped(index) => format!("stopped   {}", name(index)),

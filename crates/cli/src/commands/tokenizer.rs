@@ -7,7 +7,7 @@ use clap::{Args, Subcommand};
 use termwise_base::files;
 use termwise_data::Tokenizer;
 use termwise_data::bpe::{self, BpeConfig};
-use termwise_train::log::tell;
+use termwise_train::log::print_line;
 
 use super::data::TextArgs;
 use crate::context::{Context, Print};
@@ -94,7 +94,7 @@ pub fn run(command: &TokenizerCommand, context: &mut Context) -> Result<Exit, Fa
             let config =
                 BpeConfig { vocabulary: args.vocab, special_tokens: args.special_tokens.clone(), min_frequency: args.min_frequency };
             context.print(&bpe::train(&args.text.config(), &config, &args.out)?, Print { json: args.json, ..Print::default() })?;
-            tell(&format!("written: {}", args.out.display()));
+            print_line(&format!("written: {}", args.out.display()));
         }
         TokenizerCommand::Encode(args) => {
             let tokenizer = Tokenizer::open(&args.tokenizer, args.end_of_document.as_deref())?;

@@ -22,7 +22,7 @@ const PYTHON: &str = "TERMWISE_PYTHON";
 /// The Python module of the trainer.
 const MODULE: &str = "termwise.torch.train";
 /// Polling interval.
-const PAUSE: Duration = Duration::from_millis(100);
+const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Starts the trainer, forwards signals, and exits with its exit code.
 pub fn run(args: &TrainArgs, settings: &Settings, (folder, start): (&Path, &Start), context: &Context) -> Result<Exit, Failure> {
@@ -81,7 +81,7 @@ pub fn run(args: &TrainArgs, settings: &Settings, (folder, start): (&Path, &Star
             terminated = true;
             terminate(&mut child);
         }
-        std::thread::sleep(PAUSE);
+        std::thread::sleep(POLL_INTERVAL);
     };
     match status.code() {
         Some(0) => Ok(Exit::Success),

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use clap::Args;
 use termwise_analysis::bench::peak_gflops;
-use termwise_train::log::tell;
+use termwise_train::log::print_line;
 use termwise_train::progress::Display;
 use termwise_train::settings::Layer;
 use termwise_train::{PlannedRun, RunOptions, Start, TrainRequest, run as runs};
@@ -98,7 +98,7 @@ pub fn run(args: &TrainArgs, threads: Option<usize>, context: &mut Context) -> R
     let source = early.map_or_else(prepare, Ok)?;
     // A resumed run was introduced when it started. An existing run is an error.
     if !quiet && start == Start::Fresh && !folder.join("settings.toml").exists() {
-        tell(&planned.introduction(source.vocabulary())?);
+        print_line(&planned.introduction(source.vocabulary())?);
     }
     let stop = stop_on_interrupt(match collective.size() > 1 {
         false => "finishing the step and writing a checkpoint",

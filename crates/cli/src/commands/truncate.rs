@@ -7,7 +7,7 @@ use termwise_analysis::plan::parse_count;
 use termwise_analysis::truncate::{self, Budget, Choice, Options, Request};
 use termwise_base::files::write_whole;
 use termwise_report::to_json;
-use termwise_train::log::tell;
+use termwise_train::log::print_line;
 
 use super::settings::ModelArgs;
 use crate::context::{Context, Output};
@@ -49,7 +49,7 @@ pub struct TruncateArgs {
     /// Skip truncating one layer at a time
     #[arg(long)]
     pub no_map: bool,
-    /// Largest relative loss increase for the plan, as in 1%
+    /// Largest relative loss increase for the plan, such as 1%
     #[arg(long, value_name = "SHARE", default_value = "1%")]
     pub budget: Budget,
     /// Skip the plan
@@ -142,7 +142,7 @@ pub fn run(args: &TruncateArgs, context: &mut Context) -> Result<Exit, Failure> 
         return Err(error.into());
     }
     if let Some(to) = args.save.as_ref().filter(|_| !quiet && !silent) {
-        tell(&format!("saved: {}", to.display()));
+        print_line(&format!("saved: {}", to.display()));
     }
     Ok(Exit::stopped(stopped))
 }

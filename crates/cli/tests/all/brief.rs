@@ -3,7 +3,7 @@
 use crate::support::{Place, termwise};
 
 /// Lines that a command prints at most.
-const MOST: usize = 25;
+const MAX_LINES: usize = 25;
 
 fn lines(output: &[u8]) -> (usize, String) {
     let text = String::from_utf8_lossy(output).into_owned();
@@ -108,7 +108,7 @@ fn every_command_prints_at_most_25_lines() {
         let (count, text) = lines(&output.stdout);
         // A failed check of an audit is a result.
         assert!(output.status.success() || arguments[1] == "audit", "{arguments:?}: {}", lines(&output.stderr).1);
-        assert!(count <= MOST, "{arguments:?} printed {count} lines:\n{text}");
+        assert!(count <= MAX_LINES, "{arguments:?} printed {count} lines:\n{text}");
         if let Some((left_out, _)) = text.lines().last().and_then(|line| line.strip_prefix('(')?.split_once(" more lines: --details)")) {
             // Not cut between a heading and its table. A collapsed section has one line.
             let rule = |line: &str| !line.is_empty() && line.chars().all(|c| c == '─');

@@ -28,7 +28,7 @@ const LAYOUT: &str = "(() => {
 const BACKGROUND: &str = "getComputedStyle(document.body).backgroundColor";
 
 #[test]
-fn the_report_opens_without_network_on_phone_and_desk() {
+fn the_report_opens_offline_on_narrow_and_wide_screens() {
     let Some(program) = termwise_base::test_skip::need("browser", "Chromium", chromium::find()) else { return };
     let folder = tempfile::tempdir().expect("a folder");
     let out = folder.path().join("report");

@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 /// Names under which Chromium is installed.
 const NAMES: [&str; 4] = ["chromium", "chromium-browser", "google-chrome", "google-chrome-stable"];
 /// Timeout, longer than any page takes.
-const PATIENCE: Duration = Duration::from_secs(90);
+const TIMEOUT: Duration = Duration::from_secs(90);
 
 /// A headless Chromium with one tab. Its network is limited to this machine.
 pub struct Browser {
@@ -131,7 +131,7 @@ impl Browser {
     }
 
     fn receive(&self, waiting_for: &str) -> Value {
-        self.messages.recv_timeout(PATIENCE).unwrap_or_else(|error| panic!("no answer from the browser to {waiting_for}: {error}"))
+        self.messages.recv_timeout(TIMEOUT).unwrap_or_else(|error| panic!("no answer from the browser to {waiting_for}: {error}"))
     }
 }
 

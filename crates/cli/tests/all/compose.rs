@@ -35,7 +35,7 @@ fn default_commands_compose() {
     let words: Vec<&str> = output.split_whitespace().collect();
     // The document as text, the question, and one token as answer.
     assert!(words.len() >= 7 && words[words.len() - 3] == "?" && words[words.len() - 2].starts_with('k'), "{output}");
-    asked.stderr(contains("of runs/first, the only run in runs/").and(contains("held-out document 1 asks for k")));
+    asked.stderr(contains("of runs/first, the only run in runs/").and(contains("held-out document 1 queries k")));
     at(here, &["generate", "first", "--prompt", "k1 v2 k3 v0 ? k1", "--max-tokens", "1", "--quiet"]).success().stderr("");
     // The answer is the first token after the question.
     let mut differ = false;
@@ -49,7 +49,7 @@ fn default_commands_compose() {
             )
         };
         let ((first, _), (last, verdict)) = (answer("1"), answer("6"));
-        assert!(verdict.contains(&format!("the model answers {first}: ")), "{first} {last} {verdict}");
+        assert!(verdict.contains(&format!("the model predicts {first}: ")), "{first} {last} {verdict}");
         differ |= first != last;
     }
     assert!(differ, "the last token was always the first");
@@ -99,7 +99,7 @@ fn every_command_calls_models_by_the_same_names() {
 }
 
 #[test]
-fn runs_say_which_build_made_them() {
+fn runs_record_their_build() {
     let folder = tempfile::tempdir().expect("a folder");
     let here = folder.path();
     train(here, "first");

@@ -31,7 +31,7 @@ fn text_is_tokenized_once_and_printed_in_training_rows() {
 }
 
 #[test]
-fn separators_inside_a_document_are_warned_of() {
+fn separators_inside_a_document_cause_a_warning() {
     let place = Place::new();
     let document = |number: usize| format!("Once there were {number} cats.\n<|endoftext|>\n");
     fs::write(place.path("stories.txt"), (0..30).map(document).collect::<String>()).expect("a file");
@@ -121,7 +121,7 @@ fn invalid_tokenizer_arguments_are_reported() {
 }
 
 #[test]
-fn built_in_data_are_shown_with_their_dials() {
+fn built_in_data_are_shown_with_their_options() {
     let place = Place::new();
     let show = |more: &[&str]| place.command(&[&["data", "show", "--batch", "1"][..], more].concat()).assert();
     let dials = "facts=2 keys=3 updates=2 gap=3 words=2 branching=1 values=9 fact_rate=1 question_rate=1 length=17";

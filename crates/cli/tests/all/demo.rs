@@ -228,7 +228,7 @@ fn the_demo_rejects_unknown_words() {
 }
 
 #[test]
-fn the_page_works_on_phone_and_desk_without_network() {
+fn the_page_works_offline_on_narrow_and_wide_screens() {
     let Some(program) = termwise_base::test_skip::need("browser", "Chromium", chromium::find()) else { return };
     let place = Place::new();
     page(&place);

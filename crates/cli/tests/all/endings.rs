@@ -12,7 +12,7 @@ use nix::unistd::Pid;
 use crate::support::Place;
 
 /// Timeout, longer than any step on a busy machine.
-const PATIENCE: Duration = Duration::from_secs(240);
+const TIMEOUT: Duration = Duration::from_secs(240);
 
 /// Steps that take some seconds, so signals arrive during the run.
 const STEPS: &str = "3000";
@@ -20,7 +20,7 @@ const STEPS: &str = "3000";
 fn wait_for(what: &str, mut done: impl FnMut() -> bool) {
     let begun = Instant::now();
     while !done() {
-        assert!(begun.elapsed() < PATIENCE, "waited in vain for {what}");
+        assert!(begun.elapsed() < TIMEOUT, "waited in vain for {what}");
         std::thread::sleep(Duration::from_millis(20));
     }
 }

@@ -40,7 +40,7 @@ fn lines(text: &str) -> Vec<Value> {
 }
 
 #[test]
-fn stories260k_writes_its_story() {
+fn stories260k_generates_its_reference_text() {
     let Some(folder) = stories() else { return };
     let story = std::fs::read_to_string(folder.join("greedy_256.txt")).expect("the story");
     let model = text_of(&folder);
@@ -85,7 +85,7 @@ fn one_bad_prompt_of_forty_costs_one_text() {
 }
 
 #[test]
-fn batches_and_single_prompts_write_the_same() {
+fn batches_and_single_prompts_generate_the_same() {
     for attention in ["softmax", "taylor=0..2"] {
         let folder = byte_model(attention);
         let model = text_of(folder.path());
@@ -205,7 +205,7 @@ fn bad_input_is_one_clear_sentence() {
 }
 
 #[test]
-fn an_odd_order_is_warned_of_and_stops_by_name() {
+fn an_odd_order_causes_a_warning_and_a_named_error() {
     let folder = byte_model("softmax");
     let model = text_of(folder.path());
     let text: String = ('a'..='z').cycle().take(60).collect();
@@ -219,7 +219,7 @@ fn an_odd_order_is_warned_of_and_stops_by_name() {
 }
 
 #[test]
-fn evaluation_of_cut_models() {
+fn evaluation_of_truncated_models() {
     let folder = byte_model("softmax");
     let (model, data) = (text_of(folder.path()), folder.path().join("text.txt"));
     std::fs::write(&data, "some text that is read again and again. ".repeat(20)).expect("written");

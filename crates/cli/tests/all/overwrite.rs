@@ -145,7 +145,7 @@ mod killed {
             .expect("a process")
     }
 
-    /// Kills a replacement when `moment` holds or it ends. Either run must be complete afterwards, and another replacement must work.
+    /// Kills a replacement when `moment` returns true, unless it has ended. Either run must be complete afterwards, and another replacement must work.
     fn kill(checkpoint_every: &str, moment: &dyn Fn(&Place) -> bool) -> &'static str {
         let place = Place::new();
         place.train(&["--name", "a"]).assert().success();

@@ -229,7 +229,7 @@ fn wait(browser: &mut Browser, expression: &str) {
 }
 
 #[test]
-fn curves_grow_names_stay_text_and_models_are_looked_into() {
+fn curves_grow_names_stay_text_and_models_are_inspected() {
     let Some(program) = termwise_base::test_skip::need("browser", "Chromium", chromium::find()) else { return };
     let place = Place::new();
     place.train(&["--name", "real", "--attention", "softmax"]).assert().success();

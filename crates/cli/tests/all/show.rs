@@ -107,7 +107,7 @@ fn invalid_result_files_are_rejected_in_one_sentence() {
 }
 
 #[test]
-fn completions_and_manual_pages_know_every_command() {
+fn completions_and_manual_pages_contain_every_command() {
     for shell in ["bash", "zsh", "fish"] {
         termwise(&["completions", shell]).assert().success().stdout(contains("spectrum").and(contains("train-tokens")));
     }

@@ -133,7 +133,7 @@ fn invalid_model_folders_are_reported_in_one_sentence() {
     let cases: [(&str, bool, Break, &str); 17] = [
         ("absent", false, |folder| fs::remove_dir_all(folder).expect("removed"), "no model"),
         ("no config", false, |folder| fs::remove_file(folder.join("config.json")).expect("removed"), "config.json"),
-        ("config is no JSON", false, |folder| fs::write(folder.join("config.json"), "{").expect("a file"), "config.json"),
+        ("config is not JSON", false, |folder| fs::write(folder.join("config.json"), "{").expect("a file"), "config.json"),
         (
             "not a Llama",
             false,

@@ -73,7 +73,7 @@ fn two_variants_are_equal_or_not() {
         let output = termwise(&["variants", a, b]).env("COLUMNS", "160").assert().success().get_output().stdout.clone();
         String::from_utf8(output).expect("text")
     };
-    assert!(printed("softmax", "exp over=sum").contains("are equal: identical expression"));
+    assert!(printed("softmax", "exp over=sum").contains("are equal: identical variants"));
     assert!(printed("exp over=sum norm=l2", "norm").contains("are equal: equal up to eps"));
     assert!(printed("softmax", "norm").contains("are not equal"));
 }

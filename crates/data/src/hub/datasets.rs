@@ -16,9 +16,9 @@ const ATTEMPTS: usize = 3;
 ///
 /// The hub provides the list of matching files, so an incomplete cache is never mistaken for the complete data set. With `HF_HUB_OFFLINE` set, the
 /// matching files of the cached snapshot are used.
-pub(super) fn files(asked: &str) -> Result<Vec<SourceFile>> {
-    let refuse = |problem: String| Error::DataSource { asked: asked.into(), problem };
-    let (repo, pattern) = parse(asked).ok_or_else(|| refuse("write it as hf://datasets/<owner>/<name>[@<revision>]/<glob>".into()))?;
+pub(super) fn files(requested: &str) -> Result<Vec<SourceFile>> {
+    let refuse = |problem: String| Error::DataSource { requested: requested.into(), problem };
+    let (repo, pattern) = parse(requested).ok_or_else(|| refuse("write it as hf://datasets/<owner>/<name>[@<revision>]/<glob>".into()))?;
     let pattern = Pattern::new(&pattern).map_err(|error| refuse(format!("not a valid glob: {error}")))?;
     let (cache, offline) = (hub::cache().map_err(refuse)?, hub::offline());
     let found =
@@ -35,8 +35,8 @@ pub(super) fn files(asked: &str) -> Result<Vec<SourceFile>> {
 }
 
 /// Owner and name with the revision, and the glob.
-fn parse(asked: &str) -> Option<(Repo, String)> {
-    let mut parts = asked.strip_prefix("hf://datasets/")?.splitn(3, '/');
+fn parse(requested: &str) -> Option<(Repo, String)> {
+    let mut parts = requested.strip_prefix("hf://datasets/")?.splitn(3, '/');
     let (owner, name, pattern) = (parts.next()?, parts.next()?, parts.next()?);
     let repo = hub::repo(owner, name, RepoType::Dataset)?;
     (!pattern.is_empty()).then(|| (repo, pattern.to_owned()))

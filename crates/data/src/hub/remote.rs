@@ -20,7 +20,7 @@ const INDEX: &str = "model.safetensors.index.json";
 
 /// Maximum number of requests per file, and the pause before the second; later pauses are longer.
 const ATTEMPTS: u32 = 4;
-const PAUSE: Duration = Duration::from_millis(300);
+const RETRY_DELAY: Duration = Duration::from_millis(300);
 
 type Problem<T> = std::result::Result<T, String>;
 
@@ -140,7 +140,7 @@ impl Hub {
                 Ok(answer) => answer,
                 Err(error) => {
                     problem = error.to_string();
-                    std::thread::sleep(PAUSE * attempt);
+                    std::thread::sleep(RETRY_DELAY * attempt);
                     continue;
                 }
             };
@@ -196,8 +196,8 @@ pub(crate) fn snapshot(cache: &Cache, repo: &Repo) -> Problem<PathBuf> {
 }
 
 /// The directory of `hf://<owner>/<name>[@<revision>]`: configuration, tokenizer and safetensors, fetched if they are not cached.
-pub(crate) fn model(asked: &str, rest: &str) -> Result<PathBuf> {
-    let refuse = |problem: String| Error::HubModel { asked: asked.into(), problem };
+pub(crate) fn model(requested: &str, rest: &str) -> Result<PathBuf> {
+    let refuse = |problem: String| Error::HubModel { requested: requested.into(), problem };
     let parsed = rest.split_once('/').and_then(|(owner, name)| repo(owner, name, RepoType::Model));
     let repo = parsed.ok_or_else(|| refuse("write it as hf://<owner>/<name>[@<revision>]".into()))?;
     let cache = cache().map_err(refuse)?;
@@ -205,8 +205,8 @@ pub(crate) fn model(asked: &str, rest: &str) -> Result<PathBuf> {
 }
 
 /// Only the configuration of such a model.
-pub(crate) fn config(asked: &str, rest: &str) -> Result<PathBuf> {
-    let refuse = |problem: String| Error::HubModel { asked: asked.into(), problem };
+pub(crate) fn config(requested: &str, rest: &str) -> Result<PathBuf> {
+    let refuse = |problem: String| Error::HubModel { requested: requested.into(), problem };
     let parsed = rest.split_once('/').and_then(|(owner, name)| repo(owner, name, RepoType::Model));
     let repo = parsed.ok_or_else(|| refuse("write it as hf://<owner>/<name>[@<revision>]".into()))?;
     let cache = cache().map_err(refuse)?;

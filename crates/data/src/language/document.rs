@@ -7,7 +7,7 @@ pub(super) const START: u32 = 0;
 pub(super) const QUESTION: u32 = 1;
 const MARKS: usize = 2;
 /// A label that is ignored.
-const UNASKED: i32 = -100;
+const IGNORED_LABEL: i32 = -100;
 
 /// The generator of documents.
 #[derive(Debug)]
@@ -119,7 +119,7 @@ impl Grammar {
                 }
                 Place::Answer { fact } => (facts[fact].1, Place::End),
             };
-            labels[t] = if matches!(place, Place::Question) { UNASKED } else { token as i32 };
+            labels[t] = if matches!(place, Place::Question) { IGNORED_LABEL } else { token as i32 };
             recall[t] = matches!(place, Place::Answer { .. });
             if let Some(id) = ids.get_mut(t + 1) {
                 *id = token;

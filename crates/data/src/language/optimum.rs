@@ -30,9 +30,9 @@ pub(super) fn best_loss(config: &LanguageConfig) -> BestLoss {
             + value.iter().sum::<f64>() * ln(config.values)
             + between.iter().sum::<f64>() * word
             + end[statements] * asking;
-        let asked = end[statements] * beta;
-        end[statements] += answer - asked;
-        (question, answer) = (asked, question);
+        let queried = end[statements] * beta;
+        end[statements] += answer - queried;
+        (question, answer) = (queried, question);
         if let Some(last) = between.last().copied() {
             end[statements] += last;
             between.rotate_right(1);

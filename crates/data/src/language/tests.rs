@@ -39,13 +39,21 @@ struct Predictor<'a> {
     /// Words since the last statement.
     waited: usize,
     /// Keys that were queried in this round.
-    asked: Vec<u32>,
+    queried_keys: Vec<u32>,
     pending: Vec<u32>,
 }
 
 impl<'a> Predictor<'a> {
     fn new(language: &'a Language) -> Predictor<'a> {
-        Predictor { language, seen: vec![START], facts: Vec::new(), again: Vec::new(), waited: 0, asked: Vec::new(), pending: Vec::new() }
+        Predictor {
+            language,
+            seen: vec![START],
+            facts: Vec::new(),
+            again: Vec::new(),
+            waited: 0,
+            queried_keys: Vec::new(),
+            pending: Vec::new(),
+        }
     }
 
     fn kind(&self, token: u32) -> char {
@@ -83,8 +91,8 @@ impl<'a> Predictor<'a> {
                 config.fact_rate / (config.facts - self.again.len()) as f64
             }
             ([key], 'v') if *key != QUESTION => 1.0 / config.values as f64,
-            ([QUESTION], 'k') if config.gap > 0 && stated(token).is_some() && !self.asked.contains(&token) => {
-                1.0 / (config.facts - self.asked.len()) as f64
+            ([QUESTION], 'k') if config.gap > 0 && stated(token).is_some() && !self.queried_keys.contains(&token) => {
+                1.0 / (config.facts - self.queried_keys.len()) as f64
             }
             ([QUESTION], 'k') if config.gap == 0 && stated(token).is_some() => 1.0 / config.facts as f64,
             ([QUESTION, key], _) => f64::from(stated(*key).is_some_and(|fact| fact.1 == token)),
@@ -101,9 +109,9 @@ impl<'a> Predictor<'a> {
         match (&self.pending[..], self.kind(token)) {
             ([], 'w') => self.waited += 1,
             ([QUESTION, key], _) => {
-                self.asked.push(*key);
-                if self.asked.len() == self.language.config().facts {
-                    self.asked.clear();
+                self.queried_keys.push(*key);
+                if self.queried_keys.len() == self.language.config().facts {
+                    self.queried_keys.clear();
                 }
                 self.pending.clear();
             }
@@ -153,10 +161,10 @@ fn the_best_loss_is_that_of_the_best_predictor() {
             let (mut loss, mut rest, mut answers) = (0.0, 0.0, 0.0);
             for t in 0..rows.time {
                 // The label that is left out is in the next input, if there is one.
-                let asked = labels[t] >= 0;
-                assert_eq!(asked, predictor.pending != [QUESTION], "{text}");
+                let is_label = labels[t] >= 0;
+                assert_eq!(is_label, predictor.pending != [QUESTION], "{text}");
                 assert_eq!(recall[t], predictor.answers(), "{text}");
-                if asked {
+                if is_label {
                     let p = predictor.probability(labels[t] as u32);
                     assert!(p > 0.0, "{text}: an impossible token {} after {:?}", labels[t], predictor.seen);
                     if recall[t] {
@@ -168,7 +176,7 @@ fn the_best_loss_is_that_of_the_best_predictor() {
                     }
                 }
                 if t + 1 < rows.time {
-                    assert!(!asked || ids[t + 1] as i32 == labels[t], "{text}: a label is the next input");
+                    assert!(!is_label || ids[t + 1] as i32 == labels[t], "{text}: a label is the next input");
                     predictor.see(ids[t + 1]);
                 }
             }
@@ -182,7 +190,7 @@ fn the_best_loss_is_that_of_the_best_predictor() {
             let mean = differences.iter().sum::<f64>() / documents as f64;
             let variance = differences.iter().map(|d| (d - mean).powi(2)).sum::<f64>() / documents as f64;
             let error = (variance / documents as f64).sqrt();
-            assert!(mean.abs() <= 4.5 * error + 1e-9, "{text} {name}: claimed {claimed}, off by {mean:.5} ± {error:.5} a document");
+            assert!(mean.abs() <= 4.5 * error + 1e-9, "{text} {name}: claimed {claimed}, off by {mean:.5} ± {error:.5} per document");
             // The test would notice a difference of one percent.
             let tokens = samples.iter().map(count).sum::<f64>() / documents as f64;
             assert!(4.5 * error <= 0.02 * claimed * tokens + 1e-9, "{text} {name}: the test is too coarse");
@@ -193,7 +201,7 @@ fn the_best_loss_is_that_of_the_best_predictor() {
 #[test]
 fn a_language_of_few_tokens_has_the_loss_found_by_hand() {
     // One fact of one key, always stated at once, then always questions: key, value, ?, key, answer. Only the value is open, 1 of 4;
-    // the key of the question has no label, so there are 3 labels besides the answer.
+    // the key of the question has no label, so there are 3 labels in addition to the answer.
     let language = language("facts=1 keys=1 values=4 fact_rate=1 question_rate=1 length=5");
     let best = language.best_loss().expect("a known entropy");
     assert!((best.all - 4f64.ln() / 4.0).abs() < 1e-12 && (best.rest - 4f64.ln() / 3.0).abs() < 1e-12, "{best:?}");
@@ -287,12 +295,12 @@ fn seeds_and_options_change_the_fingerprint() {
         assert_ne!(print(""), print(text), "{text}");
     }
     // Pinned: runs are resumed by it. It is that of builds before `updates` and `gap`.
-    assert_eq!(print(""), PRINT);
+    assert_eq!(print(""), FINGERPRINT);
     let ids = |text: &str| batch(&language(text), 1, 0, 1).ids;
     assert_ne!(ids(""), ids("dialect=2"));
 }
 
-const PRINT: &str = "ad8daf8072879d60";
+const FINGERPRINT: &str = "ad8daf8072879d60";
 
 #[test]
 fn the_last_value_counts_and_questions_wait() {
@@ -360,7 +368,7 @@ fn invalid_options_are_rejected_with_a_remedy() {
 }
 
 #[test]
-fn documents_are_text_that_leads_back_to_them() {
+fn documents_round_trip_through_text() {
     let language = language("length=64 facts=5 keys=16 values=9 words=7");
     let tokenizer = language.tokenizer().unwrap_or_else(|error| panic!("{error}"));
     assert_eq!(tokenizer.vocabulary(), language.vocabulary());

@@ -7,7 +7,7 @@ use crate::Tokenizer;
 use crate::error::Result;
 
 /// The start token of a document, token 0. Other tools know it as a separator of documents.
-const BEGIN: &str = "<|endoftext|>";
+const START_TOKEN: &str = "<|endoftext|>";
 
 /// A question about a document that states its answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -49,12 +49,12 @@ impl Language {
 
 /// A Hugging Face `tokenizer.json` in which every token is one of these words, separated by spaces, with token 0 in front.
 pub(crate) fn words_tokenizer(words: impl IntoIterator<Item = String>) -> Vec<u8> {
-    let names = std::iter::once(BEGIN.to_owned()).chain(words);
+    let names = std::iter::once(START_TOKEN.to_owned()).chain(words);
     let vocab: Map<String, Value> = names.zip(0u32..).map(|(name, id)| (name, id.into())).collect();
     let added = json!({
-        "id": 0, "content": BEGIN, "single_word": false, "lstrip": false, "rstrip": false, "normalized": false, "special": true
+        "id": 0, "content": START_TOKEN, "single_word": false, "lstrip": false, "rstrip": false, "normalized": false, "special": true
     });
-    let begin = json!({"SpecialToken": {"id": BEGIN, "type_id": 0}});
+    let begin = json!({"SpecialToken": {"id": START_TOKEN, "type_id": 0}});
     let sequence = |id: &str| json!({"Sequence": {"id": id, "type_id": 0}});
     let tokenizer = json!({
         "version": "1.0",
@@ -67,7 +67,7 @@ pub(crate) fn words_tokenizer(words: impl IntoIterator<Item = String>) -> Vec<u8
             "type": "TemplateProcessing",
             "single": [begin, sequence("A")],
             "pair": [begin, sequence("A"), sequence("B")],
-            "special_tokens": {BEGIN: {"id": BEGIN, "ids": [0], "tokens": [BEGIN]}}
+            "special_tokens": {START_TOKEN: {"id": START_TOKEN, "ids": [0], "tokens": [START_TOKEN]}}
         },
         "decoder": null,
         // Not a word of the language, so unknown words are rejected.

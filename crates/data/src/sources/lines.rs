@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use memchr::memmem;
 
-use super::{LONGEST, PIECE, Piece, Pieces};
+use super::{MAX_LINE_BYTES, PIECE_BYTES, Piece, Pieces};
 use crate::config::Documents;
 use crate::error::{Error, Result};
 
@@ -26,13 +26,13 @@ impl Lines {
     /// The next line with its line break, or `None` at the end. A byte order mark at the start of the file is skipped.
     pub(super) fn next(&mut self) -> Result<Option<&[u8]>> {
         self.line.clear();
-        let mut limited = (&mut self.reader).take(LONGEST as u64 + 1);
+        let mut limited = (&mut self.reader).take(MAX_LINE_BYTES as u64 + 1);
         let read = limited.read_until(b'\n', &mut self.line);
         self.number += 1;
         match read {
             Err(error) => Err(self.error(unreadable(error))),
             Ok(0) => Ok(None),
-            Ok(_) if self.line.len() > LONGEST => Err(self.error(format!("more than {LONGEST} bytes without a line break"))),
+            Ok(_) if self.line.len() > MAX_LINE_BYTES => Err(self.error(format!("more than {MAX_LINE_BYTES} bytes without a line break"))),
             Ok(_) if self.number == 1 => Ok(Some(self.line.strip_prefix(b"\xef\xbb\xbf").unwrap_or(&self.line))),
             Ok(_) => Ok(Some(&self.line)),
         }
@@ -89,7 +89,7 @@ struct Whole {
 impl Whole {
     fn piece(&mut self) -> Result<Piece> {
         let mut bytes = std::mem::take(&mut self.carry);
-        let room = (PIECE - bytes.len()) as u64;
+        let room = (PIECE_BYTES - bytes.len()) as u64;
         if let Err(error) = (&mut self.reader).take(room).read_to_end(&mut bytes) {
             let number = self.line + memchr::memchr_iter(b'\n', &bytes).count() as u64;
             return Err(Error::Document { path: self.path.clone(), unit: "line", number, problem: unreadable(error) });
@@ -97,7 +97,7 @@ impl Whole {
         if self.first && bytes.starts_with(b"\xef\xbb\xbf") {
             bytes.drain(..3);
         }
-        let last = bytes.len() < PIECE - 3;
+        let last = bytes.len() < PIECE_BYTES - 3;
         if !last {
             self.carry = bytes.split_off(cut(&bytes));
         }
@@ -171,10 +171,10 @@ impl Cut {
             let blank = line.trim_ascii().is_empty();
             let before = self.held.len();
             self.held.extend_from_slice(line);
-            if self.held.len() > LONGEST {
+            if self.held.len() > MAX_LINE_BYTES {
                 return Err(self
                     .lines
-                    .error(format!("the document that ends here has more than {LONGEST} bytes; is the separator right?")));
+                    .error(format!("the document that ends here has more than {MAX_LINE_BYTES} bytes; is the separator right?")));
             }
             match self.rule {
                 Rule::Line => return self.give(self.held.len(), Vec::new()).map(Some),

@@ -23,9 +23,9 @@ use crate::hub;
 
 /// A text file that is one document is split into pieces of at most this many bytes, after a line break if possible.
 /// Each piece is tokenized separately.
-pub const PIECE: usize = 16 << 20;
+pub const PIECE_BYTES: usize = 16 << 20;
 /// Maximum size of a line, and of a document in a Parquet file or between separators, in bytes.
-pub const LONGEST: usize = 256 << 20;
+pub const MAX_LINE_BYTES: usize = 256 << 20;
 
 /// A file with documents.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -149,8 +149,8 @@ pub fn files(config: &DataConfig) -> Result<Vec<SourceFile>> {
     config.check()?;
     let mut found = Vec::new();
     let mut seen = HashSet::new();
-    for asked in &config.sources {
-        for file in files_of(asked)? {
+    for requested in &config.sources {
+        for file in files_of(requested)? {
             // The same file may be named twice, for instance by a glob and a directory.
             let same = file.path.canonicalize().map_err(Error::io("find", &file.path))?;
             if seen.insert(same) {
@@ -161,12 +161,12 @@ pub fn files(config: &DataConfig) -> Result<Vec<SourceFile>> {
     Ok(found)
 }
 
-fn files_of(asked: &str) -> Result<Vec<SourceFile>> {
-    let refuse = |problem: String| Err(Error::DataSource { asked: asked.into(), problem });
-    if asked.starts_with("hf://") {
-        return hub::files(asked);
+fn files_of(requested: &str) -> Result<Vec<SourceFile>> {
+    let refuse = |problem: String| Err(Error::DataSource { requested: requested.into(), problem });
+    if requested.starts_with("hf://") {
+        return hub::files(requested);
     }
-    let path = Path::new(asked);
+    let path = Path::new(requested);
     if path.is_file() {
         return match SourceFile::new(path) {
             Some(file) => Ok(vec![file]),
@@ -181,14 +181,14 @@ fn files_of(asked: &str) -> Result<Vec<SourceFile>> {
             false => Ok(files),
         };
     }
-    if !asked.contains(['*', '?', '[']) {
+    if !requested.contains(['*', '?', '[']) {
         return refuse(match std::fs::metadata(path) {
             Ok(_) => "it is neither a regular file nor a directory".into(),
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => "no such file or directory".into(),
             Err(error) => format!("it cannot be read: {error}"),
         });
     }
-    let paths = match glob::glob(asked) {
+    let paths = match glob::glob(requested) {
         Ok(paths) => paths,
         Err(error) => return refuse(format!("not a valid glob: {error}")),
     };

@@ -15,7 +15,7 @@ use parquet::data_type::{ByteArray, ByteArrayType};
 use parquet::errors::Result as ParquetResult;
 use parquet::file::reader::{FileReader, SerializedFileReader};
 
-use super::{LONGEST, Piece, Pieces};
+use super::{MAX_LINE_BYTES, Piece, Pieces};
 use crate::error::{Error, Result};
 
 /// Number of documents read at a time.
@@ -41,7 +41,7 @@ pub(super) fn documents(path: PathBuf, field: &str, read: Arc<AtomicU64>) -> Res
 }
 
 fn wrong(path: &Path, problem: String) -> Error {
-    Error::DataSource { asked: path.display().to_string(), problem }
+    Error::DataSource { requested: path.display().to_string(), problem }
 }
 
 thread_local! {
@@ -156,8 +156,8 @@ impl Column {
             return Ok(None);
         }
         let bytes = self.texts.next().map(|value| value.data().to_vec()).unwrap_or_default();
-        if bytes.len() > LONGEST {
-            return Err(format!("the text has more than {LONGEST} bytes"));
+        if bytes.len() > MAX_LINE_BYTES {
+            return Err(format!("the text has more than {MAX_LINE_BYTES} bytes"));
         }
         let text =
             String::from_utf8(bytes).map_err(|error| format!("not UTF-8 at byte {} of the text", error.utf8_error().valid_up_to()))?;

@@ -5,15 +5,15 @@ use crate::support;
 use support::*;
 
 /// One line that names the source and the feature.
-fn is_left_out(error: &termwise_data::Error, asked: &str, feature: &str) {
+fn is_left_out(error: &termwise_data::Error, requested: &str, feature: &str) {
     let text = error.to_string();
-    assert!(text.contains(&format!("`{asked}`")) && text.contains(&format!("`cargo build --release --features {feature}`")), "{text}");
+    assert!(text.contains(&format!("`{requested}`")) && text.contains(&format!("`cargo build --release --features {feature}`")), "{text}");
     assert_eq!(text.lines().count(), 1, "{text}");
 }
 
 #[test]
 fn the_error_names_the_source_and_the_feature() {
-    let error = termwise_data::Error::LeftOut { asked: "d.parquet".into(), support: "Parquet files", feature: "parquet" };
+    let error = termwise_data::Error::LeftOut { requested: "d.parquet".into(), support: "Parquet files", feature: "parquet" };
     is_left_out(&error, "d.parquet", "parquet");
 }
 
@@ -24,20 +24,20 @@ fn missing_features_are_reported_with_the_build_command() {
     folder.write("d.jsonl.zst", "not Zstandard");
     let (parquet, zst) = (folder.path("d.parquet"), folder.path("d.jsonl.zst"));
     let hub = "hf://datasets/owner/name/*".to_string();
-    for (asked, feature, there) in
+    for (requested, feature, there) in
         [(parquet, "parquet", cfg!(feature = "parquet")), (zst, "zstd", cfg!(feature = "zstd")), (hub, "hub", cfg!(feature = "hub"))]
     {
         // A build with the hub would send a request.
         if there && feature == "hub" {
             continue;
         }
-        let config = termwise_data::DataConfig { sources: vec![asked.clone()], ..Default::default() };
+        let config = termwise_data::DataConfig { sources: vec![requested.clone()], ..Default::default() };
         let error = prepare(&folder, &config).unwrap_err();
         match (there, &error) {
             // A build with the feature reads the file and finds it damaged.
             (true, termwise_data::Error::LeftOut { .. }) => panic!("{error}"),
-            (true, _) => assert!(error.to_string().contains(&asked), "{error}"),
-            (false, _) => is_left_out(&error, &asked, feature),
+            (true, _) => assert!(error.to_string().contains(&requested), "{error}"),
+            (false, _) => is_left_out(&error, &requested, feature),
         }
     }
     if !cfg!(feature = "hub") {

@@ -16,7 +16,7 @@ fn all_tokens(source: &TextSource) -> Vec<u32> {
 }
 
 /// The labels of the held-out batches in order, with the token before each; and the bytes of all batches.
-fn asked(source: &TextSource, rows: usize, time: usize) -> (Vec<(u32, u32)>, u64) {
+fn requested(source: &TextSource, rows: usize, time: usize) -> (Vec<(u32, u32)>, u64) {
     let (mut pairs, mut bytes, mut out) = (Vec::new(), 0, Rows::default());
     let mut index = 0;
     while source.held_out(index, rows, time, &mut out).unwrap() {
@@ -174,7 +174,7 @@ fn the_end_of_a_single_document_is_held_out() {
     let expected: Vec<(u32, u32)> =
         (cut..=text.len()).map(|i| (text.as_bytes()[i - 1].into(), text.as_bytes().get(i).map_or(256, |&b| b.into()))).collect();
     for (rows, time) in [(1, 1), (3, 7), (2, 64), (5, 1000)] {
-        assert_eq!(asked(&source, rows, time), (expected.clone(), (text.len() - cut) as u64), "{rows} × {time}");
+        assert_eq!(requested(&source, rows, time), (expected.clone(), (text.len() - cut) as u64), "{rows} × {time}");
     }
 }
 
@@ -221,7 +221,7 @@ proptest! {
                 return Ok(());
             }
         };
-        let (pairs, bytes) = asked(&source, rows, time);
+        let (pairs, bytes) = requested(&source, rows, time);
         let held: Vec<u8> = pairs.iter().map(|&(_, label)| if label == 256 { b'|' } else { label as u8 }).collect();
         let held = String::from_utf8(held).unwrap();
         let held: Vec<&str> = held.split_terminator('|').collect();

@@ -139,10 +139,10 @@ fn bytes_of_held_out_batches_add_up_with_any_tokenizer() {
             let (mut out, mut index, mut sum, mut count) = (Rows::default(), 0, 0, 0);
             let mut ratio = (f64::MAX, 0.0f64);
             while source.held_out(index, 3, 100, &mut out).unwrap() {
-                let asked = out.labels.iter().filter(|&&label| label != -100).count();
+                let requested = out.labels.iter().filter(|&&label| label != -100).count();
                 sum += out.bytes;
-                count += asked as u64;
-                if asked == 300 {
+                count += requested as u64;
+                if requested == 300 {
                     ratio = (ratio.0.min(out.bytes as f64 / 300.0), ratio.1.max(out.bytes as f64 / 300.0));
                 }
                 index += 1;
@@ -268,7 +268,7 @@ fn tokenizers_with_explosive_replacements_are_rejected() {
     let bomb = sequence(vec![replace(word("a"), &"a".repeat(100)); 4]);
     for refused in [bomb, replace(serde_json::json!({"Regex": "x*"}), &"y".repeat(300))] {
         let error = with("normalizer", refused).expect_err("refused").to_string();
-        assert!(error.contains("t.json") && error.contains("times as long"), "{error}");
+        assert!(error.contains("t.json") && error.contains("by a factor of"), "{error}");
     }
     // As in tokenizers in use.
     let usual = sequence(vec![replace(word(" "), "▁"), replace(serde_json::json!({"Regex": " {2,}"}), " "), replace(word("``"), "\"")]);

@@ -307,8 +307,8 @@ const Termwise = (() => {
     const T = q.length, d = q[0].length, e = v[0].length;
     const near = variant, far = variant.far;
     const isNear = (t, s) => variant.window === null || t - s < variant.window || (variant.sinks !== null && s < variant.sinks);
-    const scaleOf = (weighing) => weighing.scale ?? 1 / Math.sqrt(d);
-    const mapped = (weighing) => ({ q: q.map(mapOf(weighing.kernel)), k: k.map(mapOf(weighing.kernel)) });
+    const scaleOf = (scoreFn) => scoreFn.scale ?? 1 / Math.sqrt(d);
+    const mapped = (scoreFn) => ({ q: q.map(mapOf(scoreFn.kernel)), k: k.map(mapOf(scoreFn.kernel)) });
     const rows = { near: mapped(near), far: far && mapped(far) };
     const step = Math.log1p(-(2 ** (-5 - head)));
     let sum = 0;
@@ -317,13 +317,13 @@ const Termwise = (() => {
       if (variant.decay === "softplus") sum -= softplus(decay[t]);
       return sum;
     });
-    const score = (weighing, q, k) => {
-      let x = scaleOf(weighing) * dot(q, k);
-      if (weighing.cap !== null) x = weighing.cap * Math.tanh(x / weighing.cap);
-      return weighing.clamp === null ? x : Math.min(x, weighing.clamp);
+    const score = (scoreFn, q, k) => {
+      let x = scaleOf(scoreFn) * dot(q, k);
+      if (scoreFn.cap !== null) x = scoreFn.cap * Math.tanh(x / scoreFn.cap);
+      return scoreFn.clamp === null ? x : Math.min(x, scoreFn.clamp);
     };
     const scaleFree = variant.norm !== "none";
-    const shifts = (variant.over.kind === "sum" || scaleFree) && [near, far].some((weighing) => weighing?.kernel.kind === "exp");
+    const shifts = (variant.over.kind === "sum" || scaleFree) && [near, far].some((scoreFn) => scoreFn?.kernel.kind === "exp");
 
     // The written values as sums of values: u = C·v.
     const written = [];
@@ -345,10 +345,10 @@ const Termwise = (() => {
     for (let t = 0; t < T; t++) {
       const seen = [];
       for (let s = 0; s <= t; s++) {
-        const weighing = isNear(t, s) ? near : far;
-        if (!weighing) continue;
-        const { q: qs, k: ks } = weighing === near ? rows.near : rows.far;
-        seen.push({ s, x: score(weighing, qs[t], ks[s]), log: c[t] - c[s], kernel: weighing.kernel });
+        const scoreFn = isNear(t, s) ? near : far;
+        if (!scoreFn) continue;
+        const { q: qs, k: ks } = scoreFn === near ? rows.near : rows.far;
+        seen.push({ s, x: score(scoreFn, qs[t], ks[s]), log: c[t] - c[s], kernel: scoreFn.kernel });
       }
       const size = ({ x, log, kernel }) => (kernel.kind === "exp" ? x + log : log);
       const rho = shifts ? Math.max(...seen.map(size)) : 0;

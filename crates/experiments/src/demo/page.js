@@ -193,8 +193,8 @@
 
   function memory(list, cut) {
     const read = state.read < 0 ? list.length - 1 : state.read, { variant } = cut, head = cut.layers.at(-1)[state.head];
-    const weighing = variant.far ?? variant, d = head.k[0].length, e = head.u[0].length;
-    const kernel = weighing.kernel, endless = kernel.kind === "exp" || kernel.kind === "taylor" && kernel.at !== 0;
+    const scoreFn = variant.far ?? variant, d = head.k[0].length, e = head.u[0].length;
+    const kernel = scoreFn.kernel, endless = kernel.kind === "exp" || kernel.kind === "taylor" && kernel.at !== 0;
     const keptInWindow = (s) => variant.window !== null && (read - s < variant.window || s < (variant.sinks ?? 0));
     const remembers = (s) => !keptInWindow(s);
     const hasState = variant.window === null || variant.far;

@@ -55,7 +55,7 @@ impl Declaration {
 /// Records the experiments in the file of a folder, unless it has them already.
 ///
 /// # Errors
-/// Where the file cannot be read or written, or an entry does not match its hash.
+/// If the file cannot be read or written, or an entry does not match its hash.
 pub fn record(experiments: &[Experiment], seeds: usize, folder: &Path) -> Result<Vec<Declaration>, Error> {
     let path = folder.join(FILE);
     let _alone = sweep::writing_alone(folder);
@@ -120,7 +120,7 @@ fn declared(experiment: &Experiment, seeds: usize) -> Value {
     })
 }
 
-/// Records of runs in the folder, of whatever experiment: their results may have been seen.
+/// Records of runs in the folder, of any experiment: their results may have been seen.
 fn ended_runs(folder: &Path) -> usize {
     let entries = std::fs::read_dir(folder.join("runs")).into_iter().flatten().flatten();
     entries.filter(|entry| entry.path().extension().is_some_and(|extension| extension == "json")).count()

@@ -1,11 +1,11 @@
-//! The machine and the program that results come from.
+//! Provenance of results: the machine and the program.
 
 use serde::{Deserialize, Serialize};
 use termwise_train::provenance::Provenance;
 
 use termwise_base::threads;
 
-/// Where results come from.
+/// The machine and the program that made results.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Environment {
     /// The build that decided and wrote them; runs name their own.
@@ -15,7 +15,7 @@ pub struct Environment {
     pub debug: bool,
     /// Cores that this process may use.
     pub cores: usize,
-    /// Bytes of memory; absent where the system does not say.
+    /// Bytes of memory; absent if the system does not report them.
     pub memory: Option<u64>,
     /// Operating system and architecture.
     pub system: String,

@@ -89,12 +89,12 @@ impl Id {
 
     /// The experiments that `all` selects at this scale.
     pub fn of_scale(scale: Scale) -> Vec<Id> {
-        let asked = |id: &Id| match scale {
+        let requested = |id: &Id| match scale {
             Scale::Text => text::is_text(*id),
             Scale::Mini | Scale::Zoology => *id == Id::Mqar,
             Scale::Test | Scale::Minute | Scale::Laptop | Scale::Paper => !text::is_text(*id) && *id != Id::Mqar,
         };
-        Id::ALL.into_iter().filter(asked).collect()
+        Id::ALL.into_iter().filter(requested).collect()
     }
 
     /// The name on the command line.
@@ -164,7 +164,7 @@ pub struct Experiment {
     pub id: Id,
     /// The question.
     pub question: &'static str,
-    /// The result of the paper, or what is known.
+    /// The paper's result, or earlier results.
     pub paper: &'static str,
     /// The compared variants.
     pub variants: Vec<Variant>,

@@ -18,8 +18,8 @@ use crate::Error;
 
 const SETTINGS: &str = "settings.toml";
 
-/// Runs that differ only in the seed, with the settings in which they differ from other runs.
-struct Found {
+/// A run with its settings, as a table and as text.
+struct FolderRun {
     settings: Table,
     text: String,
     run: Run,
@@ -27,7 +27,7 @@ struct Found {
 
 /// A report of the runs in these folders: of a run, of a sweep, or of several runs. Links are relative to `out`, the folder of the report.
 pub fn of_folders(folders: &[PathBuf], out: &Path) -> Result<Document, Error> {
-    let mut found: Vec<Found> = Vec::new();
+    let mut found: Vec<FolderRun> = Vec::new();
     for folder in folders {
         // A run may be given by its name alone, as in other commands.
         let named = Path::new("runs").join(folder);
@@ -175,7 +175,7 @@ fn name_of(path: &Path) -> String {
     path.canonicalize().unwrap_or(path.to_owned()).display().to_string()
 }
 
-fn read(path: &Path, out: &Path) -> Result<Found, Error> {
+fn read(path: &Path, out: &Path) -> Result<FolderRun, Error> {
     let file = path.join(SETTINGS);
     let text = std::fs::read_to_string(&file).map_err(termwise_model::Error::io("read", &file))?;
     let settings: Table =
@@ -205,7 +205,7 @@ fn read(path: &Path, out: &Path) -> Result<Found, Error> {
         _ if step >= number("steps") => run.status = "finished".into(),
         _ => {}
     }
-    Ok(Found { settings, text, run })
+    Ok(FolderRun { settings, text, run })
 }
 
 /// From one folder to another, with the separators of addresses; the whole path where they have nothing in common.
@@ -219,7 +219,7 @@ fn relative(path: &Path, from: &Path) -> String {
 }
 
 /// Keys, without the seed, in which runs differ.
-fn varied(found: &[Found]) -> Vec<String> {
+fn varied(found: &[FolderRun]) -> Vec<String> {
     let mut keys: Vec<String> = Vec::new();
     for key in found.iter().flat_map(|one| one.settings.keys()) {
         let differs = || found.iter().any(|one| one.settings.get(key) != found[0].settings.get(key));

@@ -19,7 +19,7 @@ const TOKENS: u64 = 4096;
 /// The first order that linear attention does not have.
 const BEYOND_LINEAR: usize = 2;
 /// A truncation that changes an output by more is harmful.
-const HARM: f64 = 0.1;
+const HARMFUL_INCREASE: f64 = 0.1;
 
 /// Term spectra of trained models.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -148,7 +148,7 @@ fn dominated(models: &[ModelTerms]) -> ClaimOutcome {
 fn needed(models: &[ModelTerms]) -> ClaimOutcome {
     let errors = models.iter().map(|model| model.layers.iter().filter_map(|layer| layer.error_at_2).fold(0.0, f64::max));
     let errors: Vec<f64> = errors.collect();
-    let holds: Vec<bool> = errors.iter().map(|&error| error > HARM).collect();
+    let holds: Vec<bool> = errors.iter().map(|&error| error > HARMFUL_INCREASE).collect();
     let range = errors.iter().copied().reduce(f64::min).zip(errors.iter().copied().reduce(f64::max));
     let note = range.map_or("no model".into(), |(low, high)| {
         format!("largest error of a head {:.0} to {:.0} % over models", 100.0 * low, 100.0 * high)

@@ -13,14 +13,14 @@ pub const LINEAR: &str = "linear ELU";
 /// Margin of "equal" as a share of the distance between softmax and linear attention.
 pub(super) const SHARE: f64 = 0.1;
 /// The smallest difference that counts, in nats: an eighth of the distance between softmax and linear attention in A′ (0.30 at 300 M).
-const LEAST: f64 = 0.04;
+const MIN_DIFFERENCE: f64 = 0.04;
 
 pub(super) fn variant(name: &str, attention: &str) -> Variant {
     Variant { name: name.into(), attention: attention.into(), settings: toml::Table::new(), seeds: None }
 }
 
 pub(super) fn lower(low: &str, high: &str, text: &str) -> Claim {
-    Claim { text: text.into(), rule: Rule::Lower { low: low.into(), high: high.into(), least: LEAST } }
+    Claim { text: text.into(), rule: Rule::Lower { low: low.into(), high: high.into(), least: MIN_DIFFERENCE } }
 }
 
 fn equal(one: &str, other: &str, text: &str) -> Claim {
@@ -51,7 +51,7 @@ fn experiment(id: Id, scale: Scale, text: &[String]) -> Option<Experiment> {
     let only_language = || if language.is_some() { language.iter().cloned().collect() } else { with_text() };
     let built = match id {
         Id::E1 => e1(with_text()),
-        Id::E2 => Experiment { id, question: E2, paper: E2_FOUND, ..e1(scale.larger(text)) },
+        Id::E2 => Experiment { id, question: E2, paper: E2_FINDING, ..e1(scale.larger(text)) },
         Id::E3 => e3(with_text()),
         Id::E4 => e4(with_text()),
         Id::E5 => e5(scale, only_language()),
@@ -66,7 +66,7 @@ fn experiment(id: Id, scale: Scale, text: &[String]) -> Option<Experiment> {
 }
 
 const E2: &str = "Does E1 hold for a wider model and for a longer context?";
-const E2_FOUND: &str = "At 2 B parameters and at length 4096 Norm again coincides with softmax (log-loss 0.960 / 0.963, 1.151 / 1.154) and \
+const E2_FINDING: &str = "At 2 B parameters and at length 4096 Norm again coincides with softmax (log-loss 0.960 / 0.963, 1.151 / 1.154) and \
     Gate is worse (0.987, 1.170); at 2 B it blows up once and recovers.";
 
 fn e1(tasks: Vec<Task>) -> Experiment {

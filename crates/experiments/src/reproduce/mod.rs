@@ -109,7 +109,7 @@ impl Options {
         let out = Path::new("reproduce").join(scale.name());
         let threads = termwise_base::threads::available();
         let (retry, rerun_other_builds, provenance) = (false, false, Provenance::default());
-        let (ids, others) = (Id::of_scale(scale), sweep::Others::USUAL);
+        let (ids, others) = (Id::of_scale(scale), sweep::Others::DEFAULT);
         let (data, valid_data, tokens, hours) = (Vec::new(), Vec::new(), None, None);
         Options { ids, scale, data, valid_data, tokens, hours, seeds: None, out, threads, retry, rerun_other_builds, provenance, others }
     }
@@ -144,8 +144,8 @@ impl Declared {
 pub fn declare(options: &Options) -> Result<Declared, Error> {
     let experiments = list::experiments(options)?;
     let schedule = Schedule::new(&experiments, options.seeds.unwrap_or(options.scale.seeds()))?;
-    let asked = |id: &Id| options.ids.contains(id);
-    let theorems: Vec<Id> = [Id::Separation, Id::Bridge].into_iter().filter(asked).collect();
+    let requested = |id: &Id| options.ids.contains(id);
+    let theorems: Vec<Id> = [Id::Separation, Id::Bridge].into_iter().filter(requested).collect();
     let missing = |id: &&Id| !theorems.contains(id) && !experiments.iter().any(|experiment| experiment.id == **id);
     let left_out = options.ids.iter().filter(missing).map(|&id| (id, list::why_left_out(id, options.scale))).collect();
     Ok(Declared { experiments, theorems, schedule, left_out })

@@ -108,14 +108,14 @@ fn badge(verdict: Verdict, claim: String) -> Block {
     Block::badge(tone, verdict.name(), claim)
 }
 
-/// Verdicts with their numbers, and the rules in a fold.
+/// Verdicts with their numbers, and the rules in a collapsed section.
 fn verdicts(claims: &[ClaimOutcome]) -> impl Iterator<Item = Block> {
     let rules: Vec<String> = claims.iter().map(|claim| format!("{}. {}", claim.text, claim.with_rule())).collect();
     let rules = (!rules.is_empty()).then(|| Block::Fold { summary: "Rules of these claims".into(), blocks: vec![Block::List(rules)] });
     claims.iter().map(|claim| badge(claim.decision.verdict, claim.with_numbers())).chain(rules)
 }
 
-/// The answer in two sentences and one figure, the counts of verdicts, and the claims in a fold.
+/// The answer in two sentences and one figure, the counts of verdicts, and the claims in a collapsed section.
 fn lead(results: &Results) -> Vec<Block> {
     let mut blocks = text_page::lead(results);
     if blocks.is_empty() {
@@ -131,7 +131,7 @@ fn lead(results: &Results) -> Vec<Block> {
         blocks.push(Block::Text(runs_made_by(builds)));
     }
     let distinct = results.distinct();
-    let many = distinct.len() > AT_ONCE;
+    let many = distinct.len() > MAX_LISTED_CLAIMS;
     let mut decided = Vec::new();
     if many {
         decided.push(Block::Table { name: "claims".into(), table: tally(results) });
@@ -143,12 +143,12 @@ fn lead(results: &Results) -> Vec<Block> {
         let claim_text = format!("**{}**{place} {}", ids.join(", "), claim.with_numbers());
         decided.push(badge(claim.decision.verdict, claim_text));
     }
-    decided.push(Block::Text(format!("{} {WHAT_COUNTS} The section of each claim states its rule.", fixed_in_advance(results))));
+    decided.push(Block::Text(format!("{} {STATISTICAL_RULES} The section of each claim states its rule.", fixed_in_advance(results))));
     blocks.push(Block::Fold { summary: "Claims and verdicts".into(), blocks: decided });
     blocks
 }
 
-/// The first screen of the experiments on associative recall.
+/// The summary at the top of the report on associative recall.
 fn recall_lead(results: &Results) -> Vec<Block> {
     let (Some((task, seen)), Some(figure)) = (figures::recalling(results), figures::overview(results)) else {
         return vec![Block::Text(ABOUT_PAPERS.into())];
@@ -173,7 +173,7 @@ fn recall_lead(results: &Results) -> Vec<Block> {
     vec![Block::Text(sentences.join(" ")), Block::Figure { name: "overview".into(), figure, caption }]
 }
 
-/// Figures after the first screen of the experiments on associative recall.
+/// Figures after the summary of the experiments on associative recall.
 fn more_figures(results: &Results) -> Option<Section> {
     let all = [("orders", figures::orders(results), ORDERS), ("memory", figures::memory(results), STATES)];
     let block = |(name, figure, caption): (&str, Option<termwise_report::Figure>, &str)| {
@@ -192,7 +192,7 @@ const ABOUT_OWN: &str = "The effect of single orders, a write rule, a decay and 
 const ORDERS: &str = "Mean, range and single runs over seeds.";
 
 /// The statistical rules.
-const WHAT_COUNTS: &str = "A verdict needs every declared seed: a run that failed or whose last evaluation was not finite leaves its claims \
+const STATISTICAL_RULES: &str = "A verdict needs every declared seed: a run that failed or whose last evaluation was not finite leaves its claims \
     undecided. Runs with the same seed see the same data and start from the same weights, so differences are taken seed by seed (paired t); if \
     seeds differ, Welch's interval for unequal variances is used. Variances are never pooled. Holm's correction treats the claims of an \
     experiment, over all its tasks, as one family.";
@@ -251,7 +251,7 @@ const LINES: usize = 25;
 const LINES_OF_CLAIM: usize = 3;
 
 /// Claims that are listed at the top of a report. If there are more, they are counted, and only those that were not reproduced are listed.
-const AT_ONCE: usize = 30;
+const MAX_LISTED_CLAIMS: usize = 30;
 
 fn tally(results: &Results) -> Table {
     let columns = ["", "claims", "reproduced", "inconclusive", "contradicted", "undecided", "reproduced (Holm)", "contradicted (Holm)"];

@@ -1,4 +1,4 @@
-//! The paper's own runs: what they would cost, and their settings as files.
+//! The runs at the paper's scale: their estimated cost, and their settings as files.
 
 use std::path::Path;
 
@@ -13,7 +13,7 @@ use termwise_base::threads;
 
 use crate::Error;
 
-/// What the paper's runs would cost.
+/// The estimated cost of the paper's runs.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct PaperPlan {
     /// Every run once.
@@ -50,7 +50,7 @@ pub struct PaperRun {
     pub flops: f64,
     /// On this machine, by its measured peak.
     pub seconds_here: f64,
-    /// On a machine with [`scripts::GPUS`] A100, by their data sheet, without what they send each other.
+    /// On a machine with [`scripts::GPUS`] A100, by their data sheet, without communication between them.
     #[serde(default)]
     pub gpu_seconds: f64,
     /// Bytes that each of them needs: parameters, gradients and moments, and its part of a step's activations.
@@ -110,7 +110,7 @@ impl Documented for PaperPlan {
 }
 
 /// Machines other than this one.
-const OTHERS: [&str; 2] = ["a100", "h100"];
+const ESTIMATED_MACHINES: [&str; 2] = ["a100", "h100"];
 /// That scripts plan for.
 const GPU: &str = "a100";
 /// AdamW reads weights, gradient and two moments and writes three of them.
@@ -118,7 +118,7 @@ const OPTIMIZER_BYTES: f64 = 28.0;
 
 /// Plans the runs and writes the settings of each, and of each experiment as a sweep. Nothing is trained.
 pub fn plan(options: &Options, declared: &Declared) -> Result<PaperPlan, Error> {
-    let names: Vec<String> = ["here"].iter().chain(&OTHERS).map(|&name| name.to_owned()).collect();
+    let names: Vec<String> = ["here"].iter().chain(&ESTIMATED_MACHINES).map(|&name| name.to_owned()).collect();
     let machines = Hardware::find(&names, options.threads.min(threads::available()))?;
     let mut totals: Vec<Total> = machines.iter().map(|machine| Total { title: machine.title.clone(), seconds: 0.0 }).collect();
     let mut assumptions: Vec<String> = Vec::new();
@@ -136,7 +136,7 @@ pub fn plan(options: &Options, declared: &Declared) -> Result<PaperPlan, Error> 
             context: Some(settings.length as u64),
             batch: settings.batch as u64,
             tokens: Some(tokens),
-            hardware: OTHERS.map(str::to_owned).into(),
+            hardware: ESTIMATED_MACHINES.map(str::to_owned).into(),
             ..plan::Options::default()
         })?;
         for line in planned.assumptions {

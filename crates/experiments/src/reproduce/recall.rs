@@ -16,7 +16,7 @@ use super::results::{Results, Run};
 use super::{Id, Scale, inside};
 use crate::Error;
 
-/// Tokens of the n-grams: bigrams, and n-grams that a byte-level model cannot have learned by heart as easily.
+/// Tokens of the n-grams: bigrams, and longer n-grams, which a byte-level model is less likely to have memorized.
 pub const NGRAMS: [usize; 2] = [2, 6];
 /// Held-out tokens.
 const TOKENS: u64 = 1 << 19;

@@ -166,7 +166,7 @@ pub struct Summary {
     pub mean: f64,
     /// Standard deviation with n − 1; absent for a single run.
     pub deviation: Option<f64>,
-    /// n
+    /// Number of runs, n.
     pub count: usize,
     /// Minimum; absent in files that have only mean and deviation.
     #[serde(default, skip_serializing_if = "Option::is_none")]

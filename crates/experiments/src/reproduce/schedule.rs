@@ -74,8 +74,8 @@ impl Schedule {
         variant.seeds.map_or(self.seeds, |seeds| seeds.clamp(1, self.seeds))
     }
 
-    /// With the runs of variants whose learning rate is chosen by what has ended: the one with the smallest metric of the task among the runs that
-    /// finished. A variant with an open run waits, and so does one none of whose runs finished.
+    /// Adds the runs of variants whose learning rate has been selected: the rate of the finished tuning run with the smallest metric of the task. A variant
+    /// waits while one of its tuning runs is open, or if none of them finished.
     pub fn with_rates(&self, experiments: &[Experiment], runs: &[Run]) -> Result<Schedule, Error> {
         let mut schedule = self.clone();
         schedule.waiting = 0;
@@ -163,18 +163,18 @@ impl Schedule {
 }
 
 fn job(task: &Task, variant: &Variant, rate: Option<f64>, seed: usize) -> Result<Job, Error> {
-    let mut asked = task.base.clone();
-    asked.extend(variant.settings.clone());
-    asked.insert("attention".into(), Value::String(task.attention(variant)));
-    asked.insert("seed".into(), Value::Integer(seed as i64));
+    let mut requested = task.base.clone();
+    requested.extend(variant.settings.clone());
+    requested.insert("attention".into(), Value::String(task.attention(variant)));
+    requested.insert("seed".into(), Value::Integer(seed as i64));
     if let Some(rate) = rate {
-        asked.insert("lr".into(), Value::Float(rate));
+        requested.insert("lr".into(), Value::Float(rate));
         if seed == TUNING_SEED {
-            asked.extend(task.tuning.clone());
+            requested.extend(task.tuning.clone());
         }
     }
     let lr = rate.map_or(Value::String("the task's".into()), Value::Float);
     let point = vec![Value::String(task.name.clone()), Value::String(variant.name.clone()), lr, Value::Integer(seed as i64)];
-    Job::new(&asked, point, &TrainingSchema)
+    Job::new(&requested, point, &TrainingSchema)
         .map_err(|problem| Error::Sizes(format!("the run of {} on {} is not possible: {problem}", variant.name, task.name)))
 }

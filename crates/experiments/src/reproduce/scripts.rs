@@ -7,11 +7,11 @@ use super::paper::PaperRun;
 /// GPUs of a machine that memory and time are planned for.
 pub const GPUS: u64 = 8;
 /// Requested time as a multiple of the estimate, which assumes a share of peak performance and omits checkpoints and evaluations.
-const SLACK: f64 = 2.0;
+const TIME_FACTOR: f64 = 2.0;
 /// Maximum requested time; a longer run resumes when its job is submitted again.
-const LONGEST_HOURS: f64 = 168.0;
+const MAX_HOURS: f64 = 168.0;
 
-const ABOUT: &str = "\
+const SCRIPT_HEADER: &str = "\
 # Each run is a folder in runs/, as written by `termwise train`: `termwise runs runs` lists them; `termwise eval`, `spectrum` and `truncate` read them.
 # A restarted run resumes from its newest checkpoint; a finished run exits immediately.
 # Memory and time are estimates from data sheets and operation counts. They were not measured.
@@ -36,7 +36,7 @@ pub fn node(runs: &[PaperRun]) -> String {
     format!(
         "#!/usr/bin/env bash
 # The paper's runs, one after another on one machine with GPUs: about {total} in all on {GPUS} A100.
-{ABOUT}#
+{SCRIPT_HEADER}#
 # Usage: ./node.sh          all runs; GPUS=4 ./node.sh takes four GPUs
 set -euo pipefail
 cd \"$(dirname \"${{BASH_SOURCE[0]}}\")\"
@@ -56,11 +56,11 @@ done
 /// An array of jobs, one for each run.
 pub fn slurm(runs: &[PaperRun]) -> String {
     let longest = runs.iter().map(|run| run.gpu_seconds).fold(0.0, f64::max);
-    let hours = (SLACK * longest / 3600.0).ceil().clamp(1.0, LONGEST_HOURS);
+    let hours = (TIME_FACTOR * longest / 3600.0).ceil().clamp(1.0, MAX_HOURS);
     format!(
         "#!/bin/bash
 # The paper's runs by Slurm: a job for each, on one node with {GPUS} GPUs. Submit it here with: sbatch paper.sbatch
-{ABOUT}#
+{SCRIPT_HEADER}#
 #SBATCH --job-name=termwise-paper
 #SBATCH --array=0-{last}
 #SBATCH --nodes=1

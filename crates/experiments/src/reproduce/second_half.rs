@@ -143,20 +143,24 @@ pub fn overwrite(scale: Scale) -> Experiment {
 }
 
 /// Parity is tracked if the loss is below the first, and not tracked if it is above the second; chance is 0.693.
-const KEPT: f64 = 0.1;
-const LOST: f64 = 0.5;
+const TRACKED_BELOW: f64 = 0.1;
+const UNTRACKED_ABOVE: f64 = 0.5;
 
 pub fn parity(scale: Scale) -> Experiment {
     let of_order = |order: usize| {
         vec![
-            below(named(order, DELTA_2), KEPT, format!("with β up to 2, order {order} keeps parity beyond the length of training")),
-            above(named(order, DELTA), LOST, format!("with β up to 1, order {order} cannot")),
-            above(named(order, ""), LOST, format!("with plain writing, order {order} cannot")),
-            above(format!("{}, decay", named(order, "")), LOST, format!("with decay, order {order} cannot")),
+            below(
+                named(order, DELTA_2),
+                TRACKED_BELOW,
+                format!("with β up to 2, order {order} keeps parity beyond the length of training"),
+            ),
+            above(named(order, DELTA), UNTRACKED_ABOVE, format!("with β up to 1, order {order} cannot")),
+            above(named(order, ""), UNTRACKED_ABOVE, format!("with plain writing, order {order} cannot")),
+            above(format!("{}, decay", named(order, "")), UNTRACKED_ABOVE, format!("with decay, order {order} cannot")),
         ]
     };
     let mut claims = for_orders(scale, of_order);
-    claims.push(above(SOFTMAX.into(), LOST, "softmax cannot".into()));
+    claims.push(above(SOFTMAX.into(), UNTRACKED_ABOVE, "softmax cannot".into()));
     Experiment {
         id: Id::Parity,
         question: "Which of them track parity at four times the training length?",

@@ -20,7 +20,7 @@ use crate::Error;
 /// Each a factor of 2 from the next. An earlier run had 1.2e-2 in place of 7.5e-4: no variant chose 1.2e-2, and eight of eleven chose the lowest rate.
 const RATES: [f64; 4] = [7.5e-4, 1.5e-3, 3e-3, 6e-3];
 /// The smallest difference that counts, in nats per token.
-const LEAST: f64 = 0.02;
+const MIN_DIFFERENCE: f64 = 0.02;
 /// Default number of training tokens per run: 2,048 steps.
 pub const TOKENS: u64 = 1 << 22;
 /// The part of the held-out text on which learning rates are chosen, and the part on which variants are compared.
@@ -190,7 +190,7 @@ pub fn experiment(id: Id, options: &Options) -> Result<Option<Experiment>, Error
 }
 
 fn lower(low: &str, high: &str, text: &str) -> Claim {
-    Claim { text: text.into(), rule: Rule::Lower { low: low.into(), high: high.into(), least: LEAST } }
+    Claim { text: text.into(), rule: Rule::Lower { low: low.into(), high: high.into(), least: MIN_DIFFERENCE } }
 }
 
 fn equal(one: &str, text: &str) -> Claim {

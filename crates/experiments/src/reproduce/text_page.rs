@@ -16,7 +16,7 @@ use super::text::{ORDERS, TOKENS, plain};
 use super::{Id, recall};
 
 /// Losses further above all references than this are left out of a figure, and named in its caption.
-const BEYOND: f64 = 1.0;
+const MAX_ABOVE_REFERENCES: f64 = 1.0;
 
 fn of(results: &Results, id: Id) -> Option<&Outcome> {
     results.experiments.iter().find(|outcome| outcome.id == id)
@@ -43,7 +43,7 @@ fn spread(task: &TaskOutcome) -> String {
     format!("Mean, minimum and maximum over {}.", counted(seeds, "seed"))
 }
 
-/// The first screen: two sentences and one figure.
+/// The summary at the top of the report: two sentences and one figure.
 pub fn lead(results: &Results) -> Vec<Block> {
     let figure = [false, true].into_iter().find_map(|conv| order_block(results, conv));
     figure.map_or(Vec::new(), |figure| vec![Block::Text(answer(results)), figure])
@@ -98,7 +98,7 @@ fn smaller_than_the_cache(task: &TaskOutcome) -> Option<String> {
 fn loss_by_order(task: &TaskOutcome) -> Option<(Figure, String)> {
     let known: Vec<(&str, f64)> =
         [SOFTMAX, LINEAR, "Norm", "Gate"].into_iter().filter_map(|name| Some((name, metric(task, name)?.mean))).collect();
-    let limit = known.iter().map(|known| known.1).fold(f64::NEG_INFINITY, f64::max) + BEYOND;
+    let limit = known.iter().map(|known| known.1).fold(f64::NEG_INFINITY, f64::max) + MAX_ABOVE_REFERENCES;
     let all: Vec<(usize, Summary)> = ORDERS.into_iter().filter_map(|order| Some((order, metric(task, &series(order))?))).collect();
     let (shown, beyond): (Vec<_>, Vec<_>) = all.into_iter().partition(|(_, found)| found.greatest.unwrap_or(found.mean) <= limit);
     if shown.is_empty() {
@@ -187,7 +187,7 @@ fn points(results: &Results, conv: bool) -> Vec<&VariantOutcome> {
     seen
 }
 
-/// Names of those that no other has both less state and less loss than, by bytes.
+/// The Pareto front of state against loss, in order of bytes.
 fn pareto<'a>(points: &[&'a VariantOutcome]) -> Vec<&'a VariantOutcome> {
     let place = |outcome: &VariantOutcome| Some((outcome.state_bytes?, outcome.metric?.mean));
     let mut front: Vec<&VariantOutcome> = points.iter().copied().filter(|outcome| place(outcome).is_some()).collect();
@@ -217,7 +217,7 @@ fn loss_by_state(results: &Results, conv: bool) -> Option<(Figure, String)> {
 /// The metric against bytes of state, with the Pareto front, and sentences that name its variants and those that are not shown.
 fn by_state(all: Vec<&VariantOutcome>, y: &str, x: &str) -> Option<(Chart, String)> {
     let mean = |name: &str| Some(all.iter().find(|one| one.variant.name.starts_with(name))?.metric?.mean);
-    let limit = [SOFTMAX, LINEAR].into_iter().filter_map(mean).fold(f64::NEG_INFINITY, f64::max) + BEYOND;
+    let limit = [SOFTMAX, LINEAR].into_iter().filter_map(mean).fold(f64::NEG_INFINITY, f64::max) + MAX_ABOVE_REFERENCES;
     let cache = all.iter().find(|one| one.variant.name == SOFTMAX).and_then(|one| one.state_bytes).unwrap_or(u64::MAX);
     let (all, larger): (Vec<_>, Vec<_>) = all.into_iter().partition(|one| one.state_bytes.is_some_and(|bytes| bytes <= cache));
     let (shown, beyond): (Vec<_>, Vec<_>) = all.into_iter().partition(|one| one.metric.is_some_and(|found| found.mean <= limit));
@@ -252,7 +252,7 @@ fn by_state(all: Vec<&VariantOutcome>, y: &str, x: &str) -> Option<(Chart, Strin
     Some((Chart { title: y.into(), x, y: axis, layers }, sentences))
 }
 
-/// The first screen of MQAR.
+/// The summary at the top of the report on MQAR.
 pub fn mqar_lead(results: &Results) -> Vec<Block> {
     let mut blocks =
         vec![Block::Text(format!("{ABOUT_MQAR} A run has solved the task if its accuracy on the test examples is at least {SOLVED}."))];
@@ -431,7 +431,7 @@ fn positions(results: &Results, id: Id, task: &TaskOutcome) -> Option<Block> {
 /// Sections before those of the experiments.
 pub fn sections(results: &Results) -> Vec<Section> {
     let mut sections = Vec::new();
-    // Without a convolution it is the figure of the first screen.
+    // Without a convolution it is the figure of the summary.
     if of(results, Id::Orders).is_some() {
         let blocks: Vec<Block> = order_block(results, true).into_iter().collect();
         if !blocks.is_empty() {

@@ -11,9 +11,9 @@ use crate::Error;
 use crate::separation::{self, Bridge, BridgePoint, Network, Point, Reference, Series, Sweep};
 
 /// Lowest success rate of a network that distinguishes the inputs.
-const SUCCEEDS: f64 = 0.9;
+const MIN_SUCCESS: f64 = 0.9;
 /// Highest success rate of a network that does not.
-const FAILS: f64 = 0.1;
+const MAX_FAILURE: f64 = 0.1;
 /// The order found over ln n / ln(1 + a_1), at the largest n.
 const RATIO: (f64, f64) = (0.5, 2.0);
 
@@ -22,11 +22,11 @@ const RATIO: (f64, f64) = (0.5, 2.0);
 pub struct Theorem {
     /// `separation` or `bridge`.
     pub id: Id,
-    /// What was asked.
+    /// The question.
     pub question: String,
-    /// What the paper shows.
+    /// The paper's result.
     pub paper: String,
-    /// What the statement rests on.
+    /// The basis of the statement.
     pub basis: String,
     /// Success against n.
     pub points: Vec<Point>,
@@ -104,10 +104,10 @@ fn bound(points: &[Point], network: Network, text: &str, side: Side) -> ClaimOut
     let last = points.iter().filter(|point| point.network == network).max_by_key(|point| point.setting.n);
     let Some(point) = last else { return decided(text, String::new(), Verdict::Undecided, "no such point".into()) };
     let (n, exact, share) = (point.setting.n, point.exact, point.share);
-    let holds = |succeeds: bool| if succeeds { exact >= SUCCEEDS } else { exact <= FAILS };
+    let holds = |succeeds: bool| if succeeds { exact >= MIN_SUCCESS } else { exact <= MAX_FAILURE };
     let (expected, stated) = match side {
-        Side::Succeeds => (true, format!("success probability at n = {n} at least {SUCCEEDS}; at most {FAILS} contradicts")),
-        Side::Fails => (false, format!("success probability at n = {n} at most {FAILS}; at least {SUCCEEDS} contradicts")),
+        Side::Succeeds => (true, format!("success probability at n = {n} at least {MIN_SUCCESS}; at most {MAX_FAILURE} contradicts")),
+        Side::Fails => (false, format!("success probability at n = {n} at most {MAX_FAILURE}; at least {MIN_SUCCESS} contradicts")),
     };
     let verdict = match () {
         () if holds(expected) => Verdict::Reproduced,
@@ -128,7 +128,7 @@ fn figures(reference: &Reference) -> ClaimOutcome {
         count(separation::Verdict::Agrees),
         all().count(),
         count(separation::Verdict::Chance),
-        separation::FEW
+        separation::REFERENCE_DRAWS
     );
     let stated =
         "every reference value is within its interval, or within that of a small-sample simulation; a value outside contradicts the claim";

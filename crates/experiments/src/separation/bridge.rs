@@ -1,19 +1,19 @@
 //! The order of the exponential series that is needed to match the success of softmax.
 //!
-//! Rule: orders are tried upwards from 0, and the first whose success probability in closed form reaches [`LEAST`] is taken. It
+//! Rule: orders are tried upwards from 0, and the first whose success probability in closed form reaches [`REQUIRED_PROBABILITY`] is taken. It
 //! does not depend on draws, which are reported in addition. Success does not increase with the order indefinitely: from
 //! (1 + a_0)^p ≈ n on, a power also detects the spike of D_0.
 
 use serde::{Deserialize, Serialize};
 
 use super::curve::check_draws;
-use super::{DRAWS, Network, Pair, Point, Setting, usual_m};
+use super::{DRAWS, Network, Pair, Point, Setting, default_m};
 use crate::Error;
 
 /// The required success probability.
-pub const LEAST: f64 = 0.9;
+pub const REQUIRED_PROBABILITY: f64 = 0.9;
 /// The highest order that is tried.
-pub const MOST: u32 = 4096;
+pub const MAX_BRIDGE_ORDER: u32 = 4096;
 
 /// A family of networks, one per order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -46,7 +46,7 @@ impl Series {
     }
 }
 
-/// The smallest order that reaches [`LEAST`].
+/// The smallest order that reaches [`REQUIRED_PROBABILITY`].
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct BridgePoint {
     /// The family of networks.
@@ -55,7 +55,7 @@ pub struct BridgePoint {
     pub setting: Setting,
     /// ln n / ln(1 + a_1): from this order on, a power gives row j3 half of the total weight.
     pub predicted: f64,
-    /// `None` if no order up to [`MOST`] reaches it.
+    /// `None` if no order up to [`MAX_BRIDGE_ORDER`] reaches it.
     pub order: Option<u32>,
     /// Success at this order.
     pub point: Option<Point>,
@@ -70,7 +70,7 @@ pub struct Bridge {
     pub n: Vec<u64>,
     /// Spikes of D_1.
     pub a1: Vec<f64>,
-    /// Vectors of the readout, or [`usual_m`] of each n.
+    /// Vectors of the readout, or [`default_m`] of each n.
     pub m: Option<usize>,
     /// The rest of a setting; its n, m and a_1 are ignored.
     pub rest: Setting,
@@ -92,7 +92,7 @@ impl Bridge {
     /// By a_1, then n, then series. Invalid settings fail before any computation.
     pub fn run(&self) -> Result<Vec<BridgePoint>, Error> {
         check_draws(self.draws)?;
-        let setting = |a1, n| Setting { n, a1, m: self.m.unwrap_or_else(|| usual_m(n)), ..self.rest };
+        let setting = |a1, n| Setting { n, a1, m: self.m.unwrap_or_else(|| default_m(n)), ..self.rest };
         let settings: Vec<Setting> = self.a1.iter().flat_map(|&a1| self.n.iter().map(move |&n| setting(a1, n))).collect();
         settings.iter().try_for_each(Setting::check)?;
         let cases = settings.iter().flat_map(|setting| Series::ALL.map(|series| (series, setting)));
@@ -105,9 +105,9 @@ impl BridgePoint {
     pub fn find(series: Series, setting: &Setting, draws: u64, seed: u64) -> Result<BridgePoint, Error> {
         let mut below = None;
         let mut order = None;
-        for p in 0..=MOST {
+        for p in 0..=MAX_BRIDGE_ORDER {
             let exact = Pair::new(series.network(p), setting)?.exact();
-            if exact >= LEAST {
+            if exact >= REQUIRED_PROBABILITY {
                 order = Some(p);
                 break;
             }

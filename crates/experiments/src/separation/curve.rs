@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{DRAWS, Network, Pair, Setting, Share, usual_m};
+use super::{DRAWS, Network, Pair, Setting, Share, default_m};
 use crate::Error;
 
 /// The success of one network in one setting.
@@ -45,7 +45,7 @@ pub struct Sweep {
     pub n: Vec<u64>,
     /// Columns.
     pub d: Vec<usize>,
-    /// Vectors of the readout; if empty, [`usual_m`] of each n.
+    /// Vectors of the readout; if empty, [`default_m`] of each n.
     pub m: Vec<usize>,
     /// Spikes of D_1.
     pub a1: Vec<f64>,
@@ -85,7 +85,7 @@ impl Sweep {
                 for &d in &self.d {
                     for &m in &choices {
                         grid.extend(
-                            self.n.iter().map(|&n| (network, Setting { n, d, m: m.unwrap_or_else(|| usual_m(n)), a1, ..self.rest })),
+                            self.n.iter().map(|&n| (network, Setting { n, d, m: m.unwrap_or_else(|| default_m(n)), a1, ..self.rest })),
                         );
                     }
                 }

@@ -3,7 +3,10 @@
 use serde::{Deserialize, Serialize};
 use termwise_report::{Block, Cell, Document, Documented, Section, Table, Tone, thousands};
 
-use super::{BridgePoint, Compared, ComparedOrder, FEW, LEAST, MOST, Point, Reference, Series, Setting, Verdict};
+use super::{
+    BridgePoint, Compared, ComparedOrder, MAX_BRIDGE_ORDER, Point, REFERENCE_DRAWS, REQUIRED_PROBABILITY, Reference, Series, Setting,
+    Verdict,
+};
 use super::{bridge_figure, success_figure};
 
 /// The results.
@@ -45,7 +48,7 @@ impl Documented for Separation {
         if let Some(first) = self.bridge.first() {
             let text = format!("{}, d = {}. {}", common(&first.setting), first.setting.d, rule());
             let figure = Block::figure("bridge", bridge_figure(&self.bridge));
-            let heading = format!("Smallest order with a success of at least {LEAST}");
+            let heading = format!("Smallest order with a success of at least {REQUIRED_PROBABILITY}");
             sections.push(Section::new(heading, vec![Block::Text(text), Block::table("bridge", bridge(&self.bridge)), figure]));
         }
         Document { title: "Softmax/linear separation".into(), lead: vec![Block::Text(note)], sections }
@@ -58,7 +61,9 @@ fn common(setting: &Setting) -> String {
 }
 
 fn rule() -> String {
-    format!("Orders are tried upwards from 0 to {MOST}; the first whose probability in closed form reaches {LEAST} is taken.")
+    format!(
+        "Orders are tried upwards from 0 to {MAX_BRIDGE_ORDER}; the first whose probability in closed form reaches {REQUIRED_PROBABILITY} is taken."
+    )
 }
 
 /// Exact probability, success rate of the draws and its interval.
@@ -150,7 +155,7 @@ fn of_reference(reference: &Reference, seed: u64) -> Vec<Section> {
     let tone = if differs == 0 { Tone::Good } else { Tone::Bad };
     let about = format!(
         "Reference figures have two digits and an unknown number of draws: \"chance\" is outside the interval, or another order, but within the \
-         95 % interval of {FEW} draws; with 300, 0.70 at m = 5 would differ. All 24 orders match with m = ⌊log₂(n/0.01)⌋, which was found by \
+         95 % interval of {REFERENCE_DRAWS} draws; with 300, 0.70 at m = 5 would differ. All 24 orders match with m = ⌊log₂(n/0.01)⌋, which was found by \
          a search for an m that fits them. exact is the probability in closed form."
     );
     let verdict =
@@ -158,7 +163,7 @@ fn of_reference(reference: &Reference, seed: u64) -> Vec<Section> {
     vec![
         Section::new("Success", vec![Block::Text(text), Block::table("reference", table)]),
         Section::new(
-            format!("The bridge: smallest order with a success of at least {LEAST}"),
+            format!("The bridge: smallest order with a success of at least {REQUIRED_PROBABILITY}"),
             vec![Block::Text(rule()), Block::table("reference-bridge", orders), Block::Text(about), verdict],
         ),
     ]

@@ -2,7 +2,7 @@
 
 use termwise_report::{Axis, Chart, Figure, Layer, Line, Mark, Scale, Unit};
 
-use super::{BridgePoint, LEAST, Network, Point, RECONSTRUCTION, Series};
+use super::{BridgePoint, Network, Point, RECONSTRUCTION, REQUIRED_PROBABILITY, Series};
 
 /// The variables of a sweep, in the order in which one is chosen for the axis.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -137,7 +137,7 @@ fn fixed(points: &[Point], axis: Variable) -> String {
     text.collect()
 }
 
-/// Smallest orders with a success of at least [`LEAST`] over n, for each a_1, with ln n / ln(1 + a_1).
+/// Smallest orders with a success of at least [`REQUIRED_PROBABILITY`] over n, for each a_1, with ln n / ln(1 + a_1).
 pub fn bridge_figure(points: &[BridgePoint]) -> Figure {
     let mut spikes: Vec<f64> = points.iter().map(|point| point.setting.a1).collect();
     spikes.sort_by(f64::total_cmp);
@@ -166,7 +166,7 @@ pub fn bridge_figure(points: &[BridgePoint]) -> Figure {
         Chart {
             title: format!("a₁ = {a1}"),
             x: Axis::new("n, rows", Scale::Log, Unit::Number),
-            y: Axis::new(format!("smallest order p with success ≥ {LEAST}"), Scale::Linear, Unit::Number),
+            y: Axis::new(format!("smallest order p with success ≥ {REQUIRED_PROBABILITY}"), Scale::Linear, Unit::Number),
             layers: lines.into_iter().map(Layer::Line).chain(marks).collect(),
         }
     };

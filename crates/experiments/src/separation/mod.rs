@@ -45,16 +45,16 @@ mod share;
 #[cfg(test)]
 mod tests;
 
-pub use bridge::{Bridge, BridgePoint, LEAST, MOST, Series};
+pub use bridge::{Bridge, BridgePoint, MAX_BRIDGE_ORDER, REQUIRED_PROBABILITY, Series};
 pub use curve::{Point, Sweep};
 pub use document::Separation;
 pub use draw::Draw;
 pub use figure::{bridge_figure, success_figure};
-pub use network::{HIGHEST, Network, Weights};
+pub use network::{MAX_ORDER, Network, Weights};
 pub use output::{Pair, Side, Signs};
-pub use reference::{Compared, ComparedOrder, FEW, Reference, Verdict};
+pub use reference::{Compared, ComparedOrder, REFERENCE_DRAWS, Reference, Verdict};
 pub use request::{SeparationRequest, run};
-pub use setting::{Setting, usual_m};
+pub use setting::{Setting, default_m};
 pub use share::Share;
 
 /// For help, output and files: the basis of the statement.

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use crate::Error;
 
 /// The highest order of powers and series.
-pub const HIGHEST: u32 = 1_000_000;
+pub const MAX_ORDER: u32 = 1_000_000;
 
 /// u as a function of the score.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -75,15 +75,15 @@ impl Network {
 
 /// ln Σ_{k≤p} x^k/k! for x ≥ 0.
 pub(super) fn ln_series(p: u32, x: f64) -> f64 {
-    const LARGE: f64 = 1e200;
+    const RESCALE_ABOVE: f64 = 1e200;
     let (mut sum, mut term, mut scale) = (1.0, 1.0, 0.0);
     for k in 1..=p {
         term *= x / k as f64;
         sum += term;
-        if sum > LARGE {
-            sum /= LARGE;
-            term /= LARGE;
-            scale += LARGE.ln();
+        if sum > RESCALE_ABOVE {
+            sum /= RESCALE_ABOVE;
+            term /= RESCALE_ABOVE;
+            scale += RESCALE_ABOVE.ln();
         }
         // Terms decrease from k = x on, so the rest is negligible.
         if k as f64 > x && term < sum * 1e-20 {
@@ -110,8 +110,8 @@ impl FromStr for Network {
     fn from_str(text: &str) -> Result<Network, Error> {
         let (name, order) = text.split_once('=').map_or((text, None), |(name, order)| (name, Some(order)));
         let order = || match order.and_then(|order| order.parse().ok()) {
-            Some(p) if p <= HIGHEST => Ok(p),
-            _ => Err(Error::Sizes(format!("`{text}` has no valid order: write a whole number up to {HIGHEST}, as in {name}=4"))),
+            Some(p) if p <= MAX_ORDER => Ok(p),
+            _ => Err(Error::Sizes(format!("`{text}` has no valid order: write a whole number up to {MAX_ORDER}, as in {name}=4"))),
         };
         match name {
             "softmax" if name == text => Ok(Network::Softmax),

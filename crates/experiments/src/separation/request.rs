@@ -61,7 +61,7 @@ impl SeparationRequest {
         SeparationRequest::default()
     }
 
-    /// The values that lists leave open.
+    /// Default values of omitted lists.
     fn rest(&self) -> Setting {
         let usual = Setting::of(1000);
         let (b, c) = match (self.b, self.c) {
@@ -100,7 +100,7 @@ impl SeparationRequest {
         let one = |name: &str, list: &[usize]| match list {
             [] => Ok(None),
             [one] => Ok(Some(*one)),
-            _ => Err(Error::Sizes(format!("the bridge goes over n and a_1 alone; give one {name}, not {}", list.len()))),
+            _ => Err(Error::Sizes(format!("--bridge varies n and a_1 only; give one {name}, not {}", list.len()))),
         };
         let rest = self.rest();
         Ok(Bridge {
@@ -151,11 +151,11 @@ mod tests {
     fn lists_choose_what_is_computed() {
         let small = SeparationRequest { draws: 50, ..SeparationRequest::new() };
         let run = |request: &SeparationRequest| {
-            let mut told = Vec::new();
-            (run(request, &mut |done, of| told.push((done, of))), told)
+            let mut reported = Vec::new();
+            (run(request, &mut |done, of| reported.push((done, of))), reported)
         };
-        let (found, told) = run(&SeparationRequest { n: vec![100, 1000], ..small.clone() });
-        assert_eq!((found.expect("points").points.len(), told), (4, vec![(1, 4), (2, 4), (3, 4), (4, 4)]));
+        let (found, reported) = run(&SeparationRequest { n: vec![100, 1000], ..small.clone() });
+        assert_eq!((found.expect("points").points.len(), reported), (4, vec![(1, 4), (2, 4), (3, 4), (4, 4)]));
         let found = run(&SeparationRequest { bridge: true, n: vec![100], a1: vec![3.0], ..small.clone() }).0.expect("a bridge");
         assert!(found.points.is_empty() && !found.bridge.is_empty() && found.reference.is_none());
         for wrong in [

@@ -89,7 +89,7 @@ fn weights_have_the_stated_closed_forms() {
 
 #[test]
 fn weights_stay_in_range_if_their_parts_overflow() {
-    let networks = [Network::Softmax, Network::Linear, Network::Power(HIGHEST), Network::Taylor(HIGHEST), Network::Taylor(300)];
+    let networks = [Network::Softmax, Network::Linear, Network::Power(MAX_ORDER), Network::Taylor(MAX_ORDER), Network::Taylor(300)];
     for (network, n, a) in
         networks.into_iter().flat_map(|network| [(network, 1u64 << 53, 30.0), (network, 2, 0.0), (network, 1 << 40, 0.09)])
     {
@@ -104,7 +104,7 @@ fn weights_stay_in_range_if_their_parts_overflow() {
 #[test]
 fn a_long_series_is_the_exponential() {
     for x in [0.0, 0.3, 20.0, 460.0, 461.0, 1000.0, 50_000.0] {
-        let ln = network::ln_series(HIGHEST, x);
+        let ln = network::ln_series(MAX_ORDER, x);
         assert!((ln - x).abs() <= 1e-12 * x.max(1e-3), "{x}: {ln}");
     }
     assert!((network::ln_series(2, 3.0) - 8.5f64.ln()).abs() < 1e-15);
@@ -245,7 +245,8 @@ fn the_bridge_grows_like_the_logarithm_of_n() {
         let slope = (orders[2].0 - orders[0].0) / (orders[2].1 - orders[0].1);
         assert!((0.8..1.1).contains(&slope), "{orders:?}");
     }
-    assert!(points.iter().all(|point| point.point.is_some_and(|point| point.exact >= LEAST) && point.below.is_some_and(|x| x < LEAST)));
+    assert!(points.iter().all(|point| point.point.is_some_and(|point| point.exact >= REQUIRED_PROBABILITY)
+        && point.below.is_some_and(|x| x < REQUIRED_PROBABILITY)));
     // No order distinguishes 0.011 from 0.01.
     let close = BridgePoint::find(Series::Power, &Setting { a1: 0.011, ..Setting::of(10) }, 10, 1).expect("a setting");
     assert_eq!((close.order, close.point, close.below), (None, None, None));

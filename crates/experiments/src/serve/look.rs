@@ -12,7 +12,7 @@ use termwise_train::source::language_of;
 use crate::serve::live::{Stamp, stamp};
 
 /// Maximum number of tokens of a text.
-pub const MOST: usize = 512;
+pub const MAX_TOKENS: usize = 512;
 
 /// The model of the last request, cached for the next one.
 pub struct Opened {
@@ -64,8 +64,8 @@ impl Opened {
     /// Attention and memory of a head on a text.
     pub fn answer(&self, text: &str, mut request: Request) -> Result<Answer, String> {
         let ids = self.tokenizer.encode(text, true).map_err(|error| error.to_string())?;
-        if ids.is_empty() || ids.len() > MOST {
-            return Err(format!("the text has {} tokens; it must have 1 to {MOST}", ids.len()));
+        if ids.is_empty() || ids.len() > MAX_TOKENS {
+            return Err(format!("the text has {} tokens; it must have 1 to {MAX_TOKENS}", ids.len()));
         }
         request.query = request.query.min(ids.len() - 1);
         let token = |&id: &u32| self.tokenizer.decode(&[id], false).unwrap_or_else(|_| format!("[{id}]"));

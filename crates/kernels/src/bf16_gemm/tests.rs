@@ -5,7 +5,7 @@ fn flush(x: f32) -> f32 {
     if x.is_subnormal() { 0f32.copysign(x) } else { x }
 }
 
-/// The scalar twin of `vdpbf16ps`: one lane, for rounded inputs.
+/// Scalar reference of `vdpbf16ps`: one lane, for rounded inputs.
 pub(crate) fn add_pair(sum: f32, [a0, a1]: [f32; 2], [b0, b1]: [f32; 2]) -> f32 {
     flush(a0.mul_add(b0, flush(a1.mul_add(b1, flush(sum)))))
 }
@@ -15,7 +15,7 @@ fn at(matrix: Matrix, i: usize, j: usize) -> f32 {
 }
 
 /// The product in plain loops, in the order of the module's description.
-fn twin(out: &mut [f32], step: usize, write: Write, a: Matrix, b: Matrix) {
+fn scalar_reference(out: &mut [f32], step: usize, write: Write, a: Matrix, b: Matrix) {
     for (i, j) in (0..a.rows).flat_map(|i| (0..b.columns).map(move |j| (i, j))) {
         let out = &mut out[i * step + j];
         if write == Write::Replace {
@@ -62,7 +62,7 @@ fn bits(values: &[f32]) -> Vec<u32> {
 }
 
 #[test]
-fn products_equal_the_scalar_twin_bit_for_bit() {
+fn products_equal_the_scalar_reference_bit_for_bit() {
     if !Bf16Isa::selected().is_native() {
         return;
     }
@@ -71,7 +71,7 @@ fn products_equal_the_scalar_twin_bit_for_bit() {
         each_layout(m, n, k, |a, b, write, what| {
             let before = uniform(m * (n + 3), 3);
             let (mut expected, mut found, mut found_packed) = (before.clone(), before.clone(), before.clone());
-            twin(&mut expected, n + 3, write, a, b);
+            scalar_reference(&mut expected, n + 3, write, a, b);
             workspace.product(&mut found, n + 3, write, a, b).expect("memory");
             packed.pack(b).expect("memory");
             workspace.product_packed(&mut found_packed, n + 3, write, a, &packed).expect("memory");
@@ -83,7 +83,7 @@ fn products_equal_the_scalar_twin_bit_for_bit() {
 
 /// Values near the smallest normal number, whose products and sums are subnormal, and values that overflow.
 #[test]
-fn subnormal_values_and_infinities_equal_the_scalar_twin() {
+fn subnormal_values_and_infinities_equal_the_scalar_reference() {
     if !Bf16Isa::selected().is_native() {
         return;
     }
@@ -93,7 +93,7 @@ fn subnormal_values_and_infinities_equal_the_scalar_twin() {
         let (a, b) = (scaled(m * k, 1), scaled(k * n, 2));
         let (a, b) = (Matrix::new(&a, m, k), Matrix::new(&b, k, n));
         let (mut expected, mut found) = (vec![0.0; m * n], vec![0.0; m * n]);
-        twin(&mut expected, n, Write::Replace, a, b);
+        scalar_reference(&mut expected, n, Write::Replace, a, b);
         Bf16Workspace::default().product(&mut found, n, Write::Replace, a, b).expect("memory");
         for (found, expected) in found.iter().zip(&expected) {
             assert!(found.to_bits() == expected.to_bits() || found.is_nan() && expected.is_nan(), "2^{exponent}: {found:e}, {expected:e}");

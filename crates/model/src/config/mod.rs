@@ -91,10 +91,10 @@ impl Config {
 
     /// Reads and validates a configuration file, or the `config.json` of a directory.
     pub fn read(path: impl AsRef<Path>) -> Result<Config> {
-        let (asked, folder) = (path.as_ref(), path.as_ref().is_dir());
-        let path = if folder { asked.join("config.json") } else { asked.to_owned() };
+        let (requested, folder) = (path.as_ref(), path.as_ref().is_dir());
+        let path = if folder { requested.join("config.json") } else { requested.to_owned() };
         let text = match read_text(&path) {
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Err(Error::NoModel { path: asked.into(), folder }),
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Err(Error::NoModel { path: requested.into(), folder }),
             text => text.map_err(Error::io("read the configuration", &path))?,
         };
         Config::from_json_str(&text, &path.display().to_string())

@@ -261,7 +261,7 @@ impl Decoder {
     pub(super) fn check_context(&self, row: usize, tokens: usize) -> Result<()> {
         match self.remaining_context(row)? {
             Some(remaining) if tokens > remaining => {
-                Err(Error::Context { row, asked: self.rows[row].position + tokens, context: self.model.config.context() })
+                Err(Error::Context { row, requested: self.rows[row].position + tokens, context: self.model.config.context() })
             }
             _ => Ok(()),
         }

@@ -15,7 +15,7 @@ pub fn read(path: &Path) -> Result<Vec<String>> {
     }
     if prompts.is_empty() {
         return Err(Error::DataSource {
-            asked: path.display().to_string(),
+            requested: path.display().to_string(),
             problem: "the file contains no prompt; write one per line".into(),
         });
     }

@@ -145,7 +145,7 @@ fn the_context_limit_applies_to_kv_caches() {
     assert!(error.contains("65") && error.contains("64") && error.contains("--beyond-context"), "{error}");
     assert_eq!(decoder.position(0).expect("a row"), 0, "nothing was read");
     decoder.prefill(0, &ids[..64]).expect("just as long as the context");
-    assert!(matches!(decoder.step(&[Some(1)]), Err(Error::Context { asked: 65, context: 64, .. })));
+    assert!(matches!(decoder.step(&[Some(1)]), Err(Error::Context { requested: 65, context: 64, .. })));
     let mut beyond = Decoder::new(model.clone(), options().beyond_context(true)).expect("a decoder");
     beyond.prefill(0, &ids).expect("beyond");
     let mut constant = Decoder::new(model.clone(), options().memory(MemoryPolicy::Truncate(2))).expect("a decoder");

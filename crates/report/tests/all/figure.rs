@@ -286,7 +286,7 @@ fn pdf_pages_are_whole() {
         let text = std::str::from_utf8(&bytes).expect("text");
         assert!(text.starts_with("%PDF-1.4\n") && text.ends_with("%%EOF\n") && !text.contains("NaN") && !text.contains("inf"));
         assert_eq!(bytes, figure.to_column_pdf());
-        // Every object is where the table says, and the table is where the end says.
+        // The offsets of all objects in the table, and that of the table at the end, are correct.
         let number = |text: &str| text.trim().parse::<usize>().expect("a number");
         let (before, end) = text.rsplit_once("startxref\n").expect("an end");
         let table = &text[number(end.trim_end_matches("%%EOF\n"))..];

@@ -10,9 +10,9 @@ use crate::settings::Settings;
 use termwise_base::files::{create_folder, hidden_sibling, sync_folder};
 
 /// Suffixes of hidden directories: being written, being replaced, being removed.
-const PART: &str = "part";
-const OLD: &str = "old";
-const GONE: &str = "gone";
+const WRITING: &str = "part";
+const REPLACED: &str = "old";
+const REMOVED: &str = "gone";
 
 /// A directory of checkpoints named `step-N`.
 #[derive(Clone, Debug)]
@@ -22,7 +22,7 @@ pub struct Checkpoints {
 
 /// The newest valid checkpoint.
 #[derive(Debug)]
-pub struct Found {
+pub struct LocatedCheckpoint {
     /// Its directory.
     pub path: PathBuf,
     /// Its content.
@@ -69,7 +69,7 @@ impl Checkpoints {
         let left = |path: PathBuf| {
             let name = path.file_name()?.to_str()?;
             let (step, ending) = name.strip_prefix(".step-")?.rsplit_once('.')?;
-            [PART, OLD, GONE].contains(&ending).then(|| (step.parse::<u64>().ok(), ending == GONE, path.clone()))
+            [WRITING, REPLACED, REMOVED].contains(&ending).then(|| (step.parse::<u64>().ok(), ending == REMOVED, path.clone()))
         };
         let mut leftovers: Vec<_> = self.entries()?.into_iter().filter_map(left).collect();
         // A new checkpoint is considered before the one it replaces.
@@ -98,7 +98,7 @@ impl Checkpoints {
     pub fn save(&self, learner: &dyn Learner, state: &State, settings: &Settings, extra: &[(String, Vec<u8>)]) -> Result<PathBuf> {
         create_folder(&self.folder)?;
         let place = self.place(state.step);
-        let (part, old) = (hidden_sibling(&place, PART), hidden_sibling(&place, OLD));
+        let (part, old) = (hidden_sibling(&place, WRITING), hidden_sibling(&place, REPLACED));
         remove_if_there(&part)?;
         if let Err(error) = write(&part, learner, state, settings, extra) {
             // Frees space on a full disk. The first error is returned.
@@ -116,7 +116,7 @@ impl Checkpoints {
 
     /// Removes a checkpoint, if it exists. It is renamed first, so an incomplete checkpoint never has the final name.
     fn remove(&self, place: &Path) -> Result<()> {
-        let gone = hidden_sibling(place, GONE);
+        let gone = hidden_sibling(place, REMOVED);
         remove_if_there(&gone)?;
         move_away(place, &gone)?;
         remove_if_there(&gone)
@@ -144,15 +144,15 @@ impl Checkpoints {
 
     /// The newest valid checkpoint and the problems of newer ones; `None` if there are no checkpoints.
     /// An error if none of them is valid.
-    pub fn newest(&self) -> Result<Option<Found>> {
+    pub fn newest(&self) -> Result<Option<LocatedCheckpoint>> {
         self.newest_before(u64::MAX)
     }
 
-    fn newest_before(&self, step: u64) -> Result<Option<Found>> {
+    fn newest_before(&self, step: u64) -> Result<Option<LocatedCheckpoint>> {
         let mut skipped = Vec::new();
         for (_, path) in self.list()?.into_iter().rev().filter(|(at, _)| *at < step) {
             match read(&path) {
-                Ok(loaded) => return Ok(Some(Found { path, loaded, skipped })),
+                Ok(loaded) => return Ok(Some(LocatedCheckpoint { path, loaded, skipped })),
                 Err(error) => skipped.push(error),
             }
         }
@@ -166,9 +166,9 @@ impl Checkpoints {
     }
 
     /// This checkpoint. If it is damaged, the error names the newest valid checkpoint before it.
-    pub fn exactly(&self, path: &Path) -> Result<Found> {
+    pub fn exactly(&self, path: &Path) -> Result<LocatedCheckpoint> {
         let error = match read(path) {
-            Ok(loaded) => return Ok(Found { path: path.into(), loaded, skipped: Vec::new() }),
+            Ok(loaded) => return Ok(LocatedCheckpoint { path: path.into(), loaded, skipped: Vec::new() }),
             Err(error) => error,
         };
         let step = path.file_name().and_then(|name| name.to_str()).and_then(|name| name.strip_prefix("step-")).and_then(|s| s.parse().ok());

@@ -15,7 +15,7 @@ pub const MANIFEST: &str = "manifest.json";
 
 const FORMAT: &str = "termwise checkpoint 1";
 /// Maximum size of a manifest in bytes: a damaged directory must not exhaust memory.
-const LONGEST: u64 = 1 << 20;
+const MAX_BYTES: u64 = 1 << 20;
 
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -79,7 +79,7 @@ pub(super) fn looks_complete(folder: &Path) -> bool {
 fn read(folder: &Path) -> Result<Manifest> {
     let path = folder.join(MANIFEST);
     let length = std::fs::metadata(&path).map_err(|error| damaged(path.clone(), format!("it cannot be read: {error}")))?.len();
-    if length > LONGEST {
+    if length > MAX_BYTES {
         return Err(damaged(path, format!("it has {length} bytes, more than any manifest")));
     }
     let bytes = std::fs::read(&path).map_err(Error::io("read", &path))?;

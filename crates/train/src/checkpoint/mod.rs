@@ -28,7 +28,7 @@ use crate::settings::Settings;
 use crate::spikes::Spikes;
 use termwise_base::files::{create_folder, read_text, sync_folder, write_synced};
 
-pub use folder::{Checkpoints, Found};
+pub use folder::{Checkpoints, LocatedCheckpoint};
 pub use manifest::{MANIFEST, verify};
 
 /// The smallest directory that is a complete checkpoint.

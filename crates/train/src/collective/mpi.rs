@@ -12,7 +12,7 @@ use super::Collective;
 use crate::error::{Error, Result};
 
 /// Maximum number of values per call: MPI counts are 32-bit integers.
-const MOST: usize = i32::MAX as usize;
+const MAX_COUNT: usize = i32::MAX as usize;
 
 /// An MPI environment. It is finalized on drop, where every rank waits for the others. It can be created once per process.
 pub struct Session {
@@ -59,7 +59,7 @@ impl World {
 /// Counts and offsets of consecutive parts.
 fn parts(lengths: &[usize]) -> Result<(Vec<i32>, Vec<i32>)> {
     let total: usize = lengths.iter().sum();
-    if total > MOST {
+    if total > MAX_COUNT {
         return Err(Error::Mpi { problem: format!("a message has {total} values, more than a 32-bit count allows") });
     }
     let places = lengths.iter().scan(0, |at, &length| {

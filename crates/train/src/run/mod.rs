@@ -27,7 +27,7 @@ use std::sync::atomic::AtomicBool;
 
 use serde::{Deserialize, Serialize};
 
-use crate::checkpoint::{Best, Checkpoints, Found, Loaded, MANIFEST, SETTINGS, STATE, State};
+use crate::checkpoint::{Best, Checkpoints, Loaded, LocatedCheckpoint, MANIFEST, SETTINGS, STATE, State};
 use crate::collective::{Alone, Collective};
 use crate::error::{Error, Result};
 use crate::eval::Evaluation;
@@ -302,7 +302,7 @@ fn run_worker(settings: &Settings, source: &dyn Source, options: &RunOptions) ->
 
 /// Whether an entry of a run's directory is part of the run.
 fn is_run_file(name: &str) -> bool {
-    let files = [SETTINGS, provenance::FILE, METRICS, metrics::LATER, WARNINGS, LOCK, replace::MARKER, "checkpoints"];
+    let files = [SETTINGS, provenance::FILE, METRICS, metrics::LATER_METRICS, WARNINGS, LOCK, replace::MARKER, "checkpoints"];
     // Temporary files of these.
     let own = name.strip_prefix('.').and_then(|name| name.strip_suffix(".part")).unwrap_or(name);
     files.contains(&own) || name.contains(".tfevents.") || own.starts_with("nonfinite-step-")
@@ -331,10 +331,10 @@ fn undo(folder: &Path, created: bool) {
 }
 
 /// Exit code of a run that was stopped and left a checkpoint: that of an interrupt (SIGINT).
-pub const STOPPED: u8 = 130;
+pub const EXIT_INTERRUPTED: u8 = 130;
 
 /// Exit code if another process is working in the run's directory: `EX_TEMPFAIL`, try again later.
-pub const LOCKED: u8 = 75;
+pub const EXIT_LOCKED: u8 = 75;
 
 const LOCK: &str = "run.lock";
 
@@ -365,7 +365,7 @@ fn begin(settings: &Settings, source: &dyn Source, options: &RunOptions, checkpo
         },
         Start::At(path) => Some(checkpoints.exactly(path)?),
     };
-    let Some(Found { path, loaded, skipped }) = found else { return Ok((fresh(settings, source)?, Vec::new())) };
+    let Some(LocatedCheckpoint { path, loaded, skipped }) = found else { return Ok((fresh(settings, source)?, Vec::new())) };
     let Loaded { learner, state, settings: before } = loaded;
     let differences = settings.differences(&before);
     if !differences.is_empty() {
@@ -373,7 +373,7 @@ fn begin(settings: &Settings, source: &dyn Source, options: &RunOptions, checkpo
     }
     if state.source != source.fingerprint() {
         let differences = settings.differing(&before, Effect::Data);
-        return Err(Error::DataDiffers { checkpoint: path, asked: source.fingerprint(), found: state.source, differences });
+        return Err(Error::DataDiffers { checkpoint: path, requested: source.fingerprint(), found: state.source, differences });
     }
     let warnings = skipped.iter().map(|error| format!("{error}; resuming from {} instead", path.display())).collect();
     Ok((Begin { learner, state, checkpoint: Some(path) }, warnings))

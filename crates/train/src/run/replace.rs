@@ -32,7 +32,7 @@ const REPLACED: &str = "replaced";
 /// The old run between two renames, on a file system that cannot exchange directories.
 const MOVING: &str = "moving";
 /// A directory that is being removed. It is renamed first, so a partially removed run is never mistaken for a run.
-const GONE: &str = "gone";
+const REMOVED: &str = "gone";
 
 /// A run that replaces another one. On drop, it restores the old run unless [`Replacement::commit`] was called.
 #[derive(Debug)]
@@ -144,7 +144,7 @@ pub(super) fn recover(folder: &Path, held: File, restore: bool) -> Result<(File,
         return Ok((held, Recovered::default()));
     }
     let (replaced, moving) = (hidden_sibling(&run, REPLACED), hidden_sibling(&run, MOVING));
-    remove_if_there(&hidden_sibling(&run, GONE))?;
+    remove_if_there(&hidden_sibling(&run, REMOVED))?;
     if moving.exists() && !replaced.exists() {
         fs::rename(&moving, &replaced).map_err(Error::io("rename", &moving))?;
     }
@@ -246,7 +246,7 @@ fn put_back(run: &Path, keep: bool) -> Result<Option<PathBuf>> {
 
 /// Removes a directory next to a run.
 fn remove_folder(run: &Path, folder: &Path) -> Result<()> {
-    let gone = hidden_sibling(run, GONE);
+    let gone = hidden_sibling(run, REMOVED);
     remove_if_there(&gone)?;
     fs::rename(folder, &gone).map_err(Error::io("remove", folder))?;
     remove_if_there(&gone)

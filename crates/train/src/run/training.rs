@@ -66,7 +66,7 @@ struct Last {
     held_out: Option<Evaluation>,
     /// Whether the loss of the last evaluation was NaN or infinite.
     diverged: bool,
-    denominator_told: bool,
+    denominator_reported: bool,
     /// Time spent in steps since the last line of metrics, and tokens in it.
     window: (Duration, u64),
     /// The same since the start of the session.
@@ -118,10 +118,10 @@ impl<'a> Training<'a> {
             progress.warn(state.step, &text);
         }
         if let Some(path) = &checkpoint {
-            progress.say(&format!("resuming at step {} from {}", state.step, path.display()));
+            progress.message(&format!("resuming at step {} from {}", state.step, path.display()));
         }
         if collective.size() > 1 {
-            progress.say(&shared(collective.size(), settings.micro_batches));
+            progress.message(&shared(collective.size(), settings.micro_batches));
         }
         Ok(Training {
             schedule: settings.schedule(),
@@ -151,7 +151,7 @@ impl<'a> Training<'a> {
         let keep = matches!(error, Error::NonFinite { file: Some(_), .. });
         let kept = replacement.revert(keep).unwrap_or_else(|problem| {
             let text = format!("the replaced run could not be restored: {problem}; the next `termwise train` in this directory retries");
-            self.progress.say(&format!("warning: {text}"));
+            self.progress.message(&format!("warning: {text}"));
             None
         });
         match (error, kept) {
@@ -276,8 +276,8 @@ impl<'a> Training<'a> {
             let text = format!("loss spike: the loss is {:.4}, its running mean {before:.4}", computed.loss);
             self.progress.warn(self.state.step, &text);
         }
-        if let (Some(nonpositive), false) = (computed.nonpositive, self.last.denominator_told) {
-            self.last.denominator_told = true;
+        if let (Some(nonpositive), false) = (computed.nonpositive, self.last.denominator_reported) {
+            self.last.denominator_reported = true;
             let text = format!("{nonpositive}; the loss is finite, so training continues; this warning is printed once per session");
             self.progress.warn(self.state.step, &text);
         }

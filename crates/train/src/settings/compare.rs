@@ -18,7 +18,7 @@ impl Settings {
         let (ours, theirs) = (self.table(), other.table());
         let show = |table: &Table, name| table.get(name).map_or("absent".into(), ToString::to_string);
         let differing = keys::KEYS.iter().filter(|key| key.effect == effect && ours.get(key.name) != theirs.get(key.name));
-        differing.map(|key| Difference { key: key.name, asked: show(&ours, key.name), found: show(&theirs, key.name) }).collect()
+        differing.map(|key| Difference { key: key.name, requested: show(&ours, key.name), found: show(&theirs, key.name) }).collect()
     }
 
     /// A hash of the settings that affect the computation or name the data.
@@ -48,13 +48,13 @@ pub struct Difference {
     /// The key.
     pub key: &'static str,
     /// The requested value.
-    pub asked: String,
+    pub requested: String,
     /// The value in the checkpoint.
     pub found: String,
 }
 
 impl fmt::Display for Difference {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}: {} requested, {} in the checkpoint", self.key, self.asked, self.found)
+        write!(f, "{}: {} requested, {} in the checkpoint", self.key, self.requested, self.found)
     }
 }

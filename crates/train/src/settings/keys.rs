@@ -175,7 +175,7 @@ macro_rules! kinds {
 
 kinds! { usize: Count, u64: Count, f64: Number, bool: Switch, String: Text, Decay: Text, Vec<String>: List, Value: Attention }
 
-/// Where absent, another value follows from the data.
+/// If absent, the value is derived from the data.
 impl<T: Typed> Typed for Option<T> {
     const KIND: Kind = T::KIND;
 }
@@ -197,7 +197,7 @@ fn is_native(engine: &str) -> bool {
     engine == "native"
 }
 
-/// A line of TOML, or nothing where the sizes of a model say the value or none is usual.
+/// A line of TOML with the default; empty if the default depends on the model, or if there is none.
 macro_rules! usual {
     ($name:ident _) => {
         ""
@@ -209,7 +209,7 @@ macro_rules! usual {
 
 macro_rules! settings {
     ($($group:literal {$($(#[$attribute:meta])? $effect:ident $name:ident: $type:ty = $usual:tt, $help:literal;)*})*) => {
-        /// Everything that decides a run.
+        /// All settings of a run.
         #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
         pub struct Settings {
             $($(#[doc = $help] $(#[$attribute])? pub $name: $type,)*)*
@@ -220,7 +220,7 @@ macro_rules! settings {
             $($(Key { name: stringify!($name), kind: <$type as Typed>::KIND, group: $group, help: $help, effect: Effect::$effect },)*)*
         ];
 
-        /// What every run begins with, as TOML.
+        /// Defaults of all settings, as TOML.
         pub(super) const DEFAULT: &str = concat!($($(usual!($name $usual)),*),*);
     };
 }
@@ -247,7 +247,7 @@ settings! {
     }
     "Data" {
         Data data: Vec<String> = ["builtin"], "Files, folders, globs, hf://datasets/…, or a synthetic task: builtin (associative recall), parity, mqar, mqar-mini or s5; may be repeated";
-        Data language: String = "", "Options of a synthetic task, as in \"facts=20 keys=128\"";
+        Data language: String = "", "Options of a synthetic task, such as \"facts=20 keys=128\"";
         Data tokenizer: String = "bytes", "bytes, a tokenizer.json, or a folder that contains one";
         #[serde(skip_serializing_if = "Option::is_none")]
         Data end_of_document: Option<String> = _, "Token that ends a document; default: the tokenizer's own";

@@ -56,8 +56,8 @@ impl Settings {
 
     /// Whether these layers name a new model to start from. A saved run only records its own.
     fn starts_elsewhere(&self, layers: &[Layer]) -> bool {
-        let asked = layers.iter().rev().find(|layer| layer.table.contains_key("from"));
-        !self.from.is_empty() && asked.is_some_and(|layer| !layer.of_run)
+        let requested = layers.iter().rev().find(|layer| layer.table.contains_key("from"));
+        !self.from.is_empty() && requested.is_some_and(|layer| !layer.of_run)
     }
 
     /// The settings in a TOML string; missing keys have their defaults.

@@ -22,8 +22,8 @@ impl Settings {
             ("head_dim", self.head_dim, config.head_dim),
             ("vocab", self.vocab_size(vocabulary)?, config.vocab_size),
         ];
-        if let Some((key, asked, found)) = sizes.into_iter().find(|(_, asked, found)| asked != found) {
-            return Err(bad(key, asked, format!("the model in {} has {found}; remove the key", self.from)));
+        if let Some((key, requested, found)) = sizes.into_iter().find(|(_, requested, found)| requested != found) {
+            return Err(bad(key, requested, format!("the model in {} has {found}; remove the key", self.from)));
         }
         self.with_attention(config)
     }

@@ -29,7 +29,7 @@ pub struct Timing {
 
 impl Timing {
     /// Network file systems may show a change after up to a minute.
-    pub const USUAL: Timing =
+    pub const DEFAULT: Timing =
         Timing { heartbeat: Duration::from_secs(10), dead_after: Duration::from_secs(120), look: Duration::from_millis(500) };
 }
 

@@ -72,7 +72,7 @@ impl SweepRequest {
             retry: false,
             skip_equal: false,
             rerun_other_builds: false,
-            others: Others::USUAL,
+            others: Others::DEFAULT,
             respawn_argv: Vec::new(),
             provenance: Provenance::default(),
         }
@@ -115,7 +115,7 @@ pub struct SweepOutcome {
     pub states: Vec<State>,
     /// Means and deviations over seeds.
     pub summary: Summary,
-    /// Whether it was asked to stop.
+    /// Whether it was requested to stop.
     pub interrupted: bool,
     /// A warning if finished runs of other builds are among those of this build.
     pub mixed_builds: Option<String>,

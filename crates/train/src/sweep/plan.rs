@@ -11,7 +11,7 @@ use toml::{Table, Value};
 use crate::error::{Error, Result};
 
 /// Maximum number of runs of a sweep: more indicates a mistake in the file.
-const MOST: usize = 100_000;
+const MAX_RUNS: usize = 100_000;
 
 /// The settings of a run.
 pub trait Schema {
@@ -19,7 +19,7 @@ pub trait Schema {
     fn keys(&self) -> Vec<String>;
 
     /// The complete settings for those requested: checked, with defaults.
-    fn resolve(&self, asked: &Table) -> std::result::Result<Table, String>;
+    fn resolve(&self, requested: &Table) -> std::result::Result<Table, String>;
 
     /// Whether a setting, given by the first component of its key, affects the result of a run. Other settings are not part of the hash.
     fn decides(&self, _key: &str) -> bool {
@@ -88,8 +88,8 @@ pub struct Job {
 
 impl Job {
     /// The run with the requested settings; `point` is its value on each axis of its plan.
-    pub fn new(asked: &Table, point: Vec<Value>, schema: &dyn Schema) -> std::result::Result<Job, String> {
-        let settings = schema.resolve(asked)?;
+    pub fn new(requested: &Table, point: Vec<Value>, schema: &dyn Schema) -> std::result::Result<Job, String> {
+        let settings = schema.resolve(requested)?;
         let decisive = settings.iter().filter(|(key, _)| schema.decides(key)).map(|(key, value)| (key.clone(), value.clone())).collect();
         Ok(Job { hash: hash(&decisive), point, work: schema.work(&settings), settings })
     }
@@ -163,18 +163,18 @@ impl Plan {
             }
             axes.push(Axis { key, values });
         }
-        let count = axes.iter().try_fold(1usize, |product, axis| product.checked_mul(axis.values.len())).filter(|&n| n <= MOST);
-        let count = count.ok_or_else(|| refuse(format!("more than {MOST} combinations; remove values or axes")))?;
+        let count = axes.iter().try_fold(1usize, |product, axis| product.checked_mul(axis.values.len())).filter(|&n| n <= MAX_RUNS);
+        let count = count.ok_or_else(|| refuse(format!("more than {MAX_RUNS} combinations; remove values or axes")))?;
         let mut jobs: Vec<Job> = Vec::with_capacity(count);
         let mut known: HashSet<String> = HashSet::new();
         for index in 0..count {
             let point = point(&axes, index);
-            let mut asked = base.clone();
+            let mut requested = base.clone();
             for (axis, value) in axes.iter().zip(&point) {
-                set(&mut asked, &axis.key, value.clone()).map_err(refuse)?;
+                set(&mut requested, &axis.key, value.clone()).map_err(refuse)?;
             }
             let name = describe(&axes, &point);
-            let job = Job::new(&asked, point, schema).map_err(|problem| refuse(format!("{name}: {problem}")))?;
+            let job = Job::new(&requested, point, schema).map_err(|problem| refuse(format!("{name}: {problem}")))?;
             if known.insert(job.hash.clone()) {
                 jobs.push(job);
             }

@@ -17,22 +17,22 @@ use super::record::Metrics;
 use super::schedule::{Control, Outcome, Runner};
 use crate::error::{Error, Result};
 use crate::metrics::{LastEvaluation, Line, Tail, Train};
-use crate::run::{LOCKED, STOPPED};
+use crate::run::{EXIT_INTERRUPTED, EXIT_LOCKED};
 use crate::settings::{Layer, Settings};
 use crate::source::cache_folder;
 
 /// Polling interval for processes.
-const PAUSE: Duration = Duration::from_millis(100);
+const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Time that a process may take to finish its step and checkpoint after a stop request, before it is terminated.
 pub const PATIENCE: Duration = Duration::from_secs(120);
 
 /// Time that a terminated process may take before it is killed.
-const LAST_PATIENCE: Duration = Duration::from_secs(10);
+const KILL_DELAY: Duration = Duration::from_secs(10);
 
 /// Trains each job in a process: `PROGRAM… --threads N train --quiet --stop-with-input --config SETTINGS`, followed by `--runs DIR --name NAME`, or,
 /// if the directory already contains a run, by `--resume FOLDER`. The process must write `metrics.jsonl` to the directory. When its standard
-/// input is closed, it must write a checkpoint and exit with [`STOPPED`]. This process has the other end of that pipe, so child processes
+/// input is closed, it must write a checkpoint and exit with [`EXIT_INTERRUPTED`]. This process has the other end of that pipe, so child processes
 /// stop however this process ends, and can be resumed.
 #[derive(Debug)]
 pub struct ProcessRunner {
@@ -45,7 +45,7 @@ impl ProcessRunner {
     /// Runs this program, given as one or more words. After `kill` is set, stopped processes are not waited for. Otherwise they are
     /// terminated after [`PATIENCE`], and killed 10 s later.
     pub fn new(program: impl IntoIterator<Item = impl Into<OsString>>, kill: Arc<AtomicBool>) -> ProcessRunner {
-        ProcessRunner { program: program.into_iter().map(Into::into).collect(), kill, patience: [PATIENCE, LAST_PATIENCE] }
+        ProcessRunner { program: program.into_iter().map(Into::into).collect(), kill, patience: [PATIENCE, KILL_DELAY] }
     }
 
     /// With other times until a process is terminated, and from then until it is killed.
@@ -94,17 +94,17 @@ impl Runner for ProcessRunner {
         let steps = job.settings.get("steps").and_then(toml::Value::as_integer).unwrap_or(0).max(0) as u64;
         let mut metrics = Latest::new(control.folder);
         let mut child = Ending(self.command(control)?.spawn().map_err(Error::io("start", self.name()))?);
-        let mut asked: Option<Instant> = None;
+        let mut stop_requested: Option<Instant> = None;
         let mut terminated = false;
         let status = loop {
             if let Some(status) = child.0.try_wait().map_err(Error::io("wait for", self.name()))? {
                 break status;
             }
-            if control.stop.load(Ordering::Relaxed) && asked.is_none() {
+            if control.stop.load(Ordering::Relaxed) && stop_requested.is_none() {
                 drop(child.0.stdin.take());
-                asked = Some(Instant::now());
+                stop_requested = Some(Instant::now());
             }
-            if let Some(since) = asked.map(|at| at.elapsed()) {
+            if let Some(since) = stop_requested.map(|at| at.elapsed()) {
                 // In each case the process may have ended in the meantime.
                 if self.kill.load(Ordering::Relaxed) || since > self.patience[0] + self.patience[1] {
                     let _ = child.0.kill();
@@ -119,16 +119,16 @@ impl Runner for ProcessRunner {
             {
                 (control.report)(step as f64 / steps as f64);
             }
-            thread::sleep(PAUSE);
+            thread::sleep(POLL_INTERVAL);
         };
         metrics.read();
         let complete = metrics.step.is_some_and(|step| step >= steps);
         // A system shutdown may stop both processes at once; this one may notice slightly later.
-        let stopped = control.stop.load(Ordering::Relaxed) || status.code() == Some(STOPPED.into());
+        let stopped = control.stop.load(Ordering::Relaxed) || status.code() == Some(EXIT_INTERRUPTED.into());
         Ok(match (status.success(), complete) {
             (true, true) => metrics.outcome(steps),
             _ if stopped => Outcome::Stopped,
-            _ if status.code() == Some(LOCKED.into()) => Outcome::Locked,
+            _ if status.code() == Some(EXIT_LOCKED.into()) => Outcome::Locked,
             (true, false) => Outcome::Failed(format!("ended after step {} of {steps}", metrics.step.unwrap_or(0))),
             (false, _) => Outcome::Failed(reason(status, control.log)),
         })
@@ -223,7 +223,7 @@ impl Latest {
 }
 
 /// Metrics that are not results.
-const LEFT_OUT: &[&str] = &["step", "time", "tokens", "lr"];
+const EXCLUDED_METRICS: &[&str] = &["step", "time", "tokens", "lr"];
 
 /// Numbers of an object under dotted names.
 fn flatten(name: &str, value: &Value, out: &mut Metrics) {
@@ -233,7 +233,7 @@ fn flatten(name: &str, value: &Value, out: &mut Metrics) {
         }
         Value::Object(map) => map
             .iter()
-            .filter(|(key, _)| !LEFT_OUT.contains(&key.as_str()))
+            .filter(|(key, _)| !EXCLUDED_METRICS.contains(&key.as_str()))
             .for_each(|(key, value)| flatten(&format!("{name}.{key}"), value, out)),
         _ => {}
     }

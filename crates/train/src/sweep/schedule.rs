@@ -23,7 +23,7 @@ use termwise_base::files::{self, hidden_sibling, write_whole};
 use termwise_report::counted;
 
 /// Longer than writing a summary takes.
-const WRITING: Duration = Duration::from_secs(60);
+const SUMMARY_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Executes jobs.
 pub trait Runner: Sync {
@@ -50,7 +50,7 @@ pub enum Outcome {
     Locked,
 }
 
-/// Arguments of a runner besides the job.
+/// Arguments of a runner other than the job.
 pub struct Control<'a> {
     /// The directory of the run.
     pub folder: &'a Path,
@@ -115,7 +115,7 @@ pub struct Others {
 
 impl Others {
     /// No other processes are expected, but their claims are respected.
-    pub const USUAL: Others = Others { shard: None, wait: true, timing: Timing::USUAL };
+    pub const DEFAULT: Others = Others { shard: None, wait: true, timing: Timing::DEFAULT };
 }
 
 /// The state of a run.
@@ -203,12 +203,12 @@ pub fn run(
                 let (send, board, broken, held) = (send.clone(), &board, &broken, &held);
                 scope.spawn(move || -> Result<()> {
                     // The receiver outlives the workers.
-                    let tell = |index: usize, message: Message| {
+                    let send = |index: usize, message: Message| {
                         let _ = send.send((index, message));
                     };
                     let work = || -> Result<()> {
                         while !stop.load(Ordering::Relaxed) && !broken.load(Ordering::Relaxed) {
-                            let next = board.lock().unwrap_or_else(PoisonError::into_inner).next(&tell)?;
+                            let next = board.lock().unwrap_or_else(PoisonError::into_inner).next(&send)?;
                             let (index, claim, before) = match next {
                                 Next::Run(index, claim, before) => (index, claim, before.map(|before| *before)),
                                 Next::Wait if options.others.wait => {
@@ -219,7 +219,7 @@ pub fn run(
                             };
                             held.hold(&claim);
                             let own = Stop { all: stop, own: claim.lost() };
-                            let done = run_one(&plan.jobs[index], folder, runner, threads, own, &|message| tell(index, message));
+                            let done = run_one(&plan.jobs[index], folder, runner, threads, own, &|message| send(index, message));
                             held.drop_claim(&claim);
                             claim.release();
                             let ended = match done? {
@@ -231,7 +231,7 @@ pub fn run(
                                     None
                                 }
                             };
-                            tell(index, Message::Left(ended));
+                            send(index, Message::Left(ended));
                         }
                         Ok(())
                     };
@@ -303,7 +303,7 @@ impl<'a> Board<'a> {
         Ok(Board { plan, folder, runs, claims, left, reported: 0 })
     }
 
-    fn next(&mut self, tell: &dyn Fn(usize, Message)) -> Result<Next> {
+    fn next(&mut self, send: &dyn Fn(usize, Message)) -> Result<Next> {
         let listing = self.claims.list()?;
         let mut at = 0;
         while at < self.left.len() {
@@ -317,7 +317,7 @@ impl<'a> Board<'a> {
             {
                 self.left.remove(at);
                 claim::sweep_up(&self.runs, &job.hash);
-                tell(index, Message::Left(Some(record)));
+                send(index, Message::Left(Some(record)));
                 continue;
             }
             // A process may work in the directory without a claim, if its sweep was killed or if it is not part of a sweep.
@@ -329,7 +329,7 @@ impl<'a> Board<'a> {
             let (_, before) = self.left.remove(at);
             if let Some(record) = Record::read(self.folder, job)?.filter(|now| before.as_ref() != Some(now)) {
                 claim.release();
-                tell(index, Message::Left(Some(record)));
+                send(index, Message::Left(Some(record)));
                 continue;
             }
             if before.as_ref().is_some_and(|record| matches!(record.status, Status::Finished { .. })) {
@@ -340,7 +340,7 @@ impl<'a> Board<'a> {
         if self.left.len() != self.reported {
             self.reported = self.left.len();
             if self.reported > 0 {
-                tell(self.left[0].0, Message::Waiting(self.reported));
+                send(self.left[0].0, Message::Waiting(self.reported));
             }
         }
         Ok(if self.left.is_empty() { Next::Nothing } else { Next::Wait })
@@ -365,13 +365,13 @@ enum Ran {
     Locked,
 }
 
-fn run_one(job: &Job, folder: &Path, runner: &dyn Runner, threads: usize, stop: Stop, tell: &dyn Fn(Message)) -> Result<Ran> {
+fn run_one(job: &Job, folder: &Path, runner: &dyn Runner, threads: usize, stop: Stop, send: &dyn Fn(Message)) -> Result<Ran> {
     let settings = job.path(folder, "toml");
     write_whole(&settings, job.settings.to_string().as_bytes())?;
-    tell(Message::Started);
+    send(Message::Started);
     let start = Instant::now();
     let (run_folder, log) = (job.path(folder, ""), job.path(folder, "log"));
-    let report = |fraction: f64| tell(Message::Done(fraction));
+    let report = |fraction: f64| send(Message::Done(fraction));
     let control = Control { folder: &run_folder, settings: &settings, log: &log, threads, stop, report: &report };
     let outcome = runner.run(job, &control)?;
     let status = match outcome {
@@ -456,7 +456,7 @@ pub fn writing_alone(folder: &Path) -> Option<fs::File> {
     let begun = Instant::now();
     loop {
         match files::lock(&folder.join("sweep.lock")) {
-            Ok(None) if begun.elapsed() < WRITING => thread::sleep(Duration::from_millis(50)),
+            Ok(None) if begun.elapsed() < SUMMARY_TIMEOUT => thread::sleep(Duration::from_millis(50)),
             found => return found.ok().flatten(),
         }
     }

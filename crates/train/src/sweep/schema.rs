@@ -15,8 +15,8 @@ impl Schema for TrainingSchema {
         keys::names().filter(|name| *name != "threads").map(str::to_owned).collect()
     }
 
-    fn resolve(&self, asked: &Table) -> std::result::Result<Table, String> {
-        let resolve = || Settings::resolve(&[Layer::new(asked.clone(), "the sweep")?]);
+    fn resolve(&self, requested: &Table) -> std::result::Result<Table, String> {
+        let resolve = || Settings::resolve(&[Layer::new(requested.clone(), "the sweep")?]);
         let settings = resolve().map_err(|error| error.to_string())?;
         let mut table = Table::try_from(settings).map_err(|error| error.to_string())?;
         // Each run uses its share of the sweep's threads.

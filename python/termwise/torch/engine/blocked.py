@@ -23,7 +23,7 @@ from torch.autograd.function import once_differentiable
 
 from .kernels import log_bound, weight, without_autocast
 from .naive import bounded, is_far, is_near
-from .parts import Variant, Weighing
+from .parts import ScoreFn, Variant
 from .states import monomial_count, monomials, reading
 
 #: Weights per block over all heads and batch rows: few enough for CPU caches, or enough to use an accelerator.
@@ -139,8 +139,8 @@ class _Block:
         if rho is None:
             rho = self._rho([found[2:] for found in scored], None if read is None else read[1])
         total = z = None
-        for start, end, weighing, x, log, seen in scored:
-            w = self._weights(weighing, x, log, seen, rho)
+        for start, end, score_fn, x, log, seen in scored:
+            w = self._weights(score_fn, x, log, seen, rho)
             sum_w = w.sum(-1)
             if (key_weight := take("key_weight", start, end)) is not None:
                 w = w * key_weight.unsqueeze(-2)
@@ -168,26 +168,26 @@ class _Block:
         of_keys = None if keys is None else (self.take("decay", *keys) - start)
         return (c - start).to(self.work), None if of_keys is None else of_keys.to(self.work)
 
-    def _scores(self, place: str, start: int, end: int) -> tuple[Weighing, Tensor, Tensor | None, Tensor | None]:
-        """Of a range of keys: their weighing, the argument of w (for exp plus the log of the decay), the log of the decay for other kernels, and the mask."""
+    def _scores(self, place: str, start: int, end: int) -> tuple[ScoreFn, Tensor, Tensor | None, Tensor | None]:
+        """For a range of keys: their score function, the argument of w (for exp plus the log of the decay), the log of the decay for other kernels, and the mask."""
         take, a, b, v = self.take, self.a, self.b, self.variant
-        weighing = v.near if place == "near" else v.far
-        assert weighing is not None
+        score_fn = v.near if place == "near" else v.far
+        assert score_fn is not None
         q, k = take(f"{place}_q", a, b), take(f"{place}_k", start, end)
-        x = bounded(weighing, weighing.scale * self._products(q, k, start, end).to(self.work))
+        x = bounded(score_fn, score_fn.scale * self._products(q, k, start, end).to(self.work))
         log = None
         of_rows, of_keys = self._log_decay((start, end), a)
         if of_rows is not None and of_keys is not None:
             log = of_rows.unsqueeze(-1) - of_keys.unsqueeze(-2)
         seen = self._seen(place, start, end, x.device)
-        if weighing.is_exp:
+        if score_fn.is_exp:
             x, log = x if log is None else x + log, None
             x = x if seen is None else x.masked_fill(~seen, -torch.inf)
         elif seen is not None:
             # Masked pairs must not overflow: their gradient would be 0·∞.
             x = x.masked_fill(~seen, 0.0)
             log = None if log is None else log.expand(x.shape).masked_fill(~seen, 0.0)
-        return weighing, x, log, seen
+        return score_fn, x, log, seen
 
     def _seen(self, place: str, start: int, end: int, device: torch.device) -> Tensor | None:
         """The mask of pairs; None if all are visible."""
@@ -233,9 +233,9 @@ class _Block:
         """ρ of every row."""
         with torch.no_grad():
             found = []
-            for weighing, x, log, seen in scored:
+            for score_fn, x, log, seen in scored:
                 if self.plan.rescale == "subtract":
-                    if weighing.is_exp:
+                    if score_fn.is_exp:
                         found.append(x.amax(-1))
                     elif seen is None:
                         found.append(torch.zeros_like(x[..., 0]) if log is None else log.expand(x.shape).amax(-1))
@@ -243,7 +243,7 @@ class _Block:
                         size = torch.zeros_like(x) if log is None else log
                         found.append(size.masked_fill(~seen, -torch.inf).amax(-1))
                 elif self.plan.rescale == "multiply":
-                    found.append(log_bound(weighing.kernel, x.abs().amax(-1), self._coefficients(weighing)).to(x.dtype))
+                    found.append(log_bound(score_fn.kernel, x.abs().amax(-1), self._coefficients(score_fn)).to(x.dtype))
                 else:
                     found.append(torch.zeros_like(x[..., 0]))
             if self.plan.rescale == "subtract":
@@ -256,16 +256,16 @@ class _Block:
                 rho = torch.maximum(rho, other)
             return rho
 
-    def _coefficients(self, weighing: Weighing) -> Any:
-        return self.take("near_coefficients" if weighing is self.variant.near else "far_coefficients")
+    def _coefficients(self, score_fn: ScoreFn) -> Any:
+        return self.take("near_coefficients" if score_fn is self.variant.near else "far_coefficients")
 
-    def _weights(self, weighing: Weighing, x: Tensor, log: Tensor | None, seen: Tensor | None, rho: Tensor) -> Tensor:
+    def _weights(self, score_fn: ScoreFn, x: Tensor, log: Tensor | None, seen: Tensor | None, rho: Tensor) -> Tensor:
         rho = rho.unsqueeze(-1)
         subtract = self.plan.rescale == "subtract"
-        if weighing.is_exp:
+        if score_fn.is_exp:
             return (x - rho if subtract else x).exp()
         scaled = rho if self.plan.rescale == "multiply" and (rho.device.type == "meta" or torch.compiler.is_compiling() or bool((rho != 0).any())) else None
-        w = weight(weighing.kernel, x, self._coefficients(weighing), scaled)
+        w = weight(score_fn.kernel, x, self._coefficients(score_fn), scaled)
         if subtract:
             log = -rho if log is None else log - rho
         if log is not None:
@@ -278,17 +278,17 @@ class _Block:
         assert v.write is not None
         k, beta, rest = take("near_k", a, b), take("beta", a, b).unsqueeze(-1), take("v", a, b)
         for start, end in _pieces(0, 0 if self.plan.chunk else a):
-            rest = rest - self._answers(k, start, end) @ take("u", start, end)
+            rest = rest - self._key_weights(k, start, end) @ take("u", start, end)
         if self.state is not None:
             phi = reading(v.near, self._from_state(k), v.write[1], take("near_coefficients"))
             part = phi @ self.state
             of_rows, _ = self._log_decay(None, a - 1)
             rest = rest - (part if of_rows is None else part * of_rows.exp().unsqueeze(-1))
-        own = (beta * self._answers(k, a, b)).tril(-1)
+        own = (beta * self._key_weights(k, a, b)).tril(-1)
         rest = (beta * rest).expand(*torch.broadcast_shapes(rest.shape[:-2], own.shape[:-2]), *rest.shape[-2:])
         return torch.linalg.solve_triangular(own, rest, upper=False, unitriangular=True)
 
-    def _answers(self, k: Tensor, start: int, end: int) -> Tensor:
+    def _key_weights(self, k: Tensor, start: int, end: int) -> Tensor:
         """M_ts·w(x̂_ts) of the keys of the block with keys from start to end; 0 for later keys."""
         take, a, v = self.take, self.a, self.variant
         assert v.write is not None
@@ -311,11 +311,11 @@ class _Block:
         """The product of the rows with the state, and the log of its decay."""
         assert self.state is not None
         v, a, b = self.variant, self.a, self.b
-        place, weighing = ("near", v.near) if v.window is None else ("far", v.far)
-        assert weighing is not None
+        place, score_fn = ("near", v.near) if v.window is None else ("far", v.far)
+        assert score_fn is not None
         q = self._from_state(self.take(f"{place}_q", a, b).to(self.state.dtype))
         log, _ = self._log_decay(None, self.plan.remembered_before(a) - 1)
-        return reading(weighing, q, weighing.scale, self._coefficients(weighing)) @ self.state, log
+        return reading(score_fn, q, score_fn.scale, self._coefficients(score_fn)) @ self.state, log
 
     def _next_state(self, written: Tensor | None) -> Tensor | None:
         """The state after the keys whose weights the next block does not compute."""
@@ -326,9 +326,9 @@ class _Block:
         start = max(start, self.plan.first_state_key())
         if end <= start:
             return self.state
-        place, weighing = ("near", v.near) if v.window is None else ("far", v.far)
-        assert weighing is not None and weighing.state is not None
-        orders = [n for n, _ in weighing.state]
+        place, score_fn = ("near", v.near) if v.window is None else ("far", v.far)
+        assert score_fn is not None and score_fn.state is not None
+        orders = [n for n, _ in score_fn.state]
         k = take(f"{place}_k", start, end)
         u = take("v", start, end) if written is None else written
         k = k.to(self.work)
@@ -466,5 +466,5 @@ def _backward(
 
 @torch.compiler.disable
 def sums(plan: Plan, given: dict[str, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
-    """U [B, G, R, T, e], z and ρ [B, G, R, T] of what ``prepare`` has made."""
+    """U [B, G, R, T, e], z and ρ [B, G, R, T] from the outputs of ``prepare``."""
     return _Sums.apply(plan, tuple(given), *given.values())  # type: ignore[no-any-return,no-untyped-call]

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .parts import Kernel, Variant, Weighing
+from .parts import Kernel, ScoreFn, Variant
 
 #: Lower bound of weights before the log: a weight of zero would have a gradient of 0·∞.
 _TINY = 1e-30
@@ -31,20 +31,20 @@ ScoreMod = Callable[..., Tensor]
 def refusal(variant: Variant) -> str | None:
     """Why FlexAttention does not compute a variant; None if it does."""
     if variant.write is not None:
-        return "a write rule reads what it has written before, position by position"
+        return "a write rule depends on its own earlier writes, position by position"
     if variant.decay is not None and (variant.decay != "fixed" or variant.decay_by_channel):
         return "the decay depends on the input: its gradient would go through a captured tensor"
-    for weighing in (variant.near, variant.far):
-        if weighing is not None and not _is_nonnegative(weighing):
+    for score_fn in (variant.near, variant.far):
+        if score_fn is not None and not _is_nonnegative(score_fn):
             return "weights can be negative or unknown, and FlexAttention takes their log"
     if variant.far is not None and any(w.kernel.map != "identity" or w.dim is not None for w in (variant.near, variant.far)):
         return "near and far keys have different features, and FlexAttention has one product of q and k"
     return None
 
 
-def _is_nonnegative(weighing: Weighing) -> bool:
+def _is_nonnegative(score_fn: ScoreFn) -> bool:
     """Whether w(x) ≥ 0 for all scores that occur, and w > 0 for almost all."""
-    kernel = weighing.kernel
+    kernel = score_fn.kernel
     match kernel.kind:
         case "exp":
             return True
@@ -55,8 +55,8 @@ def _is_nonnegative(weighing: Weighing) -> bool:
             return False
     if kernel.is_prefix and kernel.degree % 2 == 0:
         return True
-    high = min(x for x in (weighing.cap, weighing.clamp, np.inf) if x is not None)
-    return _least(kernel, -np.inf if weighing.cap is None else -weighing.cap, high) >= 0
+    high = min(x for x in (score_fn.cap, score_fn.clamp, np.inf) if x is not None)
+    return _least(kernel, -np.inf if score_fn.cap is None else -score_fn.cap, high) >= 0
 
 
 @lru_cache(maxsize=64)
@@ -77,9 +77,9 @@ def _least(kernel: Kernel, low: float, high: float) -> float:
 
 
 @lru_cache(maxsize=64)
-def _log_weight(weighing: Weighing) -> Callable[[Tensor], Tensor]:
+def _log_weight(score_fn: ScoreFn) -> Callable[[Tensor], Tensor]:
     """log w(x) of products q·k. Its constants are read in advance, since it is compiled; one function per kernel, so it is compiled once."""
-    scale, cap, clamp, kernel = weighing.scale, weighing.cap, weighing.clamp, weighing.kernel
+    scale, cap, clamp, kernel = score_fn.scale, score_fn.cap, score_fn.clamp, score_fn.kernel
     kind, degree = kernel.kind, kernel.degree
     # A long series loses negative scores to cancellation in float32.
     wide, dense = kernel.wide, tuple(kernel.dense) if kind == "taylor" else ()
@@ -151,7 +151,7 @@ def sums(variant: Variant, given: dict[str, Tensor]) -> tuple[Tensor, Tensor, Te
         v = v * key_weight.unsqueeze(-1).to(v.dtype)
     k, v = (x.expand(-1, -1, each, -1, -1) if max(k.shape[2], v.shape[2]) > 1 else x for x in (k, v))
     q, k, v = (x.flatten(1, 2).to(v.dtype).contiguous() for x in (q, k, v))
-    # Far keys are weighed by the score: all before a query are seen.
+    # Far keys have their own score function, so the mask includes all keys before a query.
     window = variant.window if variant.far is None else None
     mask = _mask(window, variant.sinks, time, q.device)
     # Without a compiler FlexAttention computes all pairs at once. PyTorch warns of it.

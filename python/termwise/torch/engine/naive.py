@@ -1,7 +1,7 @@
-"""The sums over keys as the formula has them, all T×T of them at once. For reading, and to compare ``blocked`` with; ρ is 0, so that large scores overflow here.
+"""The sums over keys as in the formula, with T×T tensors. For reading and as a reference for ``blocked``. ρ is 0, so large scores overflow.
 
     x_ts = min( cap( scale · Σ_i q_ti·k_si·exp(C_ti - C_si) ), clamp )
-    w_ts = w(x_ts) · exp(C_t - C_s)             of the class, near or far, that s has for t
+    w_ts = w(x_ts) · exp(C_t - C_s)             w of near or far keys, depending on t and s
     u_t  = v_t,  or  β_t·( v_t - Σ_{s<t} M_ts·w(x̂_ts)·u_s )
     U_t  = Σ_s w_ts·κ_s·u_s,   z_t = Σ_s w_ts
 """
@@ -12,14 +12,14 @@ import torch
 from torch import Tensor
 
 from .kernels import weight
-from .parts import Variant, Weighing
+from .parts import ScoreFn, Variant
 
 
-def bounded(weighing: Weighing, x: Tensor) -> Tensor:
+def bounded(score_fn: ScoreFn, x: Tensor) -> Tensor:
     """Cap and clamp of scores."""
-    if weighing.cap is not None:
-        x = weighing.cap * torch.tanh(x / weighing.cap)
-    return x if weighing.clamp is None else x.clamp(max=weighing.clamp)
+    if score_fn.cap is not None:
+        x = score_fn.cap * torch.tanh(x / score_fn.cap)
+    return x if score_fn.clamp is None else x.clamp(max=score_fn.clamp)
 
 
 def is_near(variant: Variant, t: Tensor, s: Tensor) -> Tensor:
@@ -72,9 +72,9 @@ def _decays(channels: Tensor) -> Tensor:
     return torch.where(seen, channels.unsqueeze(-2) - channels.unsqueeze(-3), -torch.inf).exp()
 
 
-def _weights(weighing: Weighing, place: str, given: dict[str, Tensor], differences: Tensor, seen: Tensor) -> Tensor:
+def _weights(score_fn: ScoreFn, place: str, given: dict[str, Tensor], differences: Tensor, seen: Tensor) -> Tensor:
     q, k = given[f"{place}_q"], given[f"{place}_k"]
-    x = bounded(weighing, weighing.scale * _products(q, k, given.get("channel_decay")))
+    x = bounded(score_fn, score_fn.scale * _products(q, k, given.get("channel_decay")))
     # Masked pairs must not overflow: their gradient would be 0·∞.
-    w = weight(weighing.kernel, torch.where(seen, x, 0.0), given.get(f"{place}_coefficients")) * torch.where(seen, differences, 0.0).exp()
+    w = weight(score_fn.kernel, torch.where(seen, x, 0.0), given.get(f"{place}_coefficients")) * torch.where(seen, differences, 0.0).exp()
     return torch.where(seen, w, 0.0)

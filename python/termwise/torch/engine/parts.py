@@ -70,7 +70,7 @@ class Kernel(KernelFields):
         return tuple(by_order.get(n, 0.0) / factorial(n) for n in range(self.degree + 1))
 
 
-class Weighing(NamedTuple):
+class ScoreFn(NamedTuple):
     """The weight of near or far keys: w(min(cap(x), clamp)), x = scale·q·k."""
 
     kernel: Kernel
@@ -90,8 +90,8 @@ class Variant(NamedTuple):
     """One attention: the part in each slot of the formula."""
 
     text: str
-    near: Weighing
-    far: Weighing | None
+    near: ScoreFn
+    far: ScoreFn | None
     window: int | None
     sinks: int
     #: Range of β and scale_k of a write rule.
@@ -127,8 +127,8 @@ class Variant(NamedTuple):
         return self.rescale != "none" and not self.sums
 
     @property
-    def remembered(self) -> Weighing | None:
-        """The weighing of keys outside of the window; None if they are dropped."""
+    def remembered(self) -> ScoreFn | None:
+        """The score function of keys outside of the window; None if they are dropped."""
         return self.far if self.window is not None else self.near
 
     def visible(self, t: int) -> int:
@@ -147,11 +147,11 @@ class Parts(NamedTuple):
     rope_factor: float
 
 
-def _weighing(found: dict[str, Any]) -> Weighing:
+def _score_fn(found: dict[str, Any]) -> ScoreFn:
     kernel: dict[str, Any] = {key: tuple(x) if isinstance(x, list) else x for key, x in found["kernel"].items()}
     kernel["map"] = kernel["map"] or "identity"
     state = found["state"]
-    return Weighing(
+    return ScoreFn(
         kernel=Kernel(**kernel),
         scale=found["scale"],
         cap=found["cap"],
@@ -173,8 +173,8 @@ def _variant(found: dict[str, Any]) -> Variant:
             f"{found['text']!r}: `{found['pooled']}` needs the KV store of the native engine; remove it, or use the native engine on the CPU"
         )
     return Variant(
-        near=_weighing(found["near"]),
-        far=None if found["far"] is None else _weighing(found["far"]),
+        near=_score_fn(found["near"]),
+        far=None if found["far"] is None else _score_fn(found["far"]),
         sinks=found["sinks"] or 0,
         write=None if write is None else (write["range"], write["scale"]),
         post_gate=post["kind"],

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from .kernels import wide
-from .parts import Parts, Variant, Weighing
+from .parts import Parts, ScoreFn, Variant
 
 #: The default of PyTorch's RMSNorm in float32.
 RMS_EPS = 1.1920929e-7
@@ -52,13 +52,13 @@ def prepare(
         cos, sin = _angles(parts.frequencies, parts.rope_factor, first, time, q.device, work)
         q, k = (_rotate(x.to(work), cos, sin) for x in (q, k))
     made: dict[str, Tensor] = {}
-    for far, weighing in ((False, variant.near), (True, variant.far)):
-        if weighing is None:
+    for far, score_fn in ((False, variant.near), (True, variant.far)):
+        if score_fn is None:
             continue
         place = "far" if far else "near"
-        low = q.dtype in (torch.bfloat16, torch.float16) and _keeps_low_precision(variant, weighing)
+        low = q.dtype in (torch.bfloat16, torch.float16) and _keeps_low_precision(variant, score_fn)
         own_q, own_k = (x if low else x.to(work) for x in (q, k))
-        for name, x in _class(weighing, far, own_q, own_k, extras, of_heads, of_keys).items():
+        for name, x in _branch(score_fn, far, own_q, own_k, extras, of_heads, of_keys).items():
             made[f"{place}_{name}"] = x
 
     low = v.dtype in (torch.bfloat16, torch.float16) and all(w is None or _keeps_low_precision(variant, w) for w in (variant.near, variant.far))
@@ -79,28 +79,28 @@ def prepare(
     return made
 
 
-def _keeps_low_precision(variant: Variant, weighing: Weighing) -> bool:
+def _keeps_low_precision(variant: Variant, score_fn: ScoreFn) -> bool:
     """Whether scores may be bfloat16 products, as in FlashAttention. A polynomial multiplies their relative error by its degree, and a delta rule accumulates errors."""
-    simple = weighing.is_exp or (weighing.kernel.kind == "feature" and weighing.kernel.map in ("identity", "relu"))
-    return simple and variant.write is None and weighing.dim is None and not variant.decay_by_channel
+    simple = score_fn.is_exp or (score_fn.kernel.kind == "feature" and score_fn.kernel.map in ("identity", "relu"))
+    return simple and variant.write is None and score_fn.dim is None and not variant.decay_by_channel
 
 
-def _class(
-    weighing: Weighing, far: bool, q: Tensor, k: Tensor, extras: Mapping[str, Tensor], of_heads: Callable[[Tensor], Tensor], of_keys: Callable[[Tensor], Tensor]
+def _branch(
+    score_fn: ScoreFn, far: bool, q: Tensor, k: Tensor, extras: Mapping[str, Tensor], of_heads: Callable[[Tensor], Tensor], of_keys: Callable[[Tensor], Tensor]
 ) -> dict[str, Tensor]:
     """q and k for near or far keys, with the learned coefficients."""
 
     def own(name: str) -> Tensor:
         return extras[f"far_{name}" if far else name]
 
-    if weighing.dim is not None:
+    if score_fn.dim is not None:
         q = torch.einsum("bthi,hji->bthj", q, own("dim_q").to(q.dtype))
         k = torch.einsum("bthi,hji->bthj", k, own("dim_k").to(k.dtype))
-    q, k = (_map(weighing.kernel.map, x, own, name) for name, x in (("q", q), ("k", k)))
+    q, k = (_map(score_fn.kernel.map, x, own, name) for name, x in (("q", q), ("k", k)))
     q, k = of_heads(q), of_keys(k)
     made = {"q": q, "k": k}
     groups, each = q.shape[1:3]
-    if weighing.kernel.learned:
+    if score_fn.kernel.learned:
         made["coefficients"] = own("coefficients").reshape(1, groups, each, 1, 1, -1).to(q.dtype)
     return made
 

@@ -90,8 +90,8 @@ def _work(q: Tensor) -> torch.dtype:
 
 def _through_state(variant: Variant, given: dict[str, Tensor]) -> bool:
     """Whether keys are summed in a state: polynomials of high degree would lose accuracy in float32."""
-    weighing = variant.remembered
-    if weighing is None or weighing.kernel.degree > 8 or weighing.kernel.wide:
+    score_fn = variant.remembered
+    if score_fn is None or score_fn.kernel.degree > 8 or score_fn.kernel.wide:
         return False
     return has_state(variant, _state_width(variant, given), given["v"].shape[-1])
 

@@ -12,7 +12,7 @@ from math import comb
 import torch
 from torch import Tensor
 
-from .parts import Weighing
+from .parts import ScoreFn
 
 
 def monomial_count(width: int, orders: Sequence[int]) -> int:
@@ -45,7 +45,7 @@ def _table(width: int, order: int, device: torch.device, dtype: torch.dtype) -> 
 
 
 def monomials(x: Tensor, orders: Sequence[int], weighed: bool = True) -> Tensor:
-    """Φ of these orders, concatenated, [..., rows]; not ``weighed``: x^α."""
+    """Φ of these orders, concatenated, [..., rows]; with ``weighed=False`` x^α."""
     found = []
     phi = torch.ones_like(x[..., :1])
     for n in range(max(orders) + 1):
@@ -58,12 +58,12 @@ def monomials(x: Tensor, orders: Sequence[int], weighed: bool = True) -> Tensor:
     return torch.cat(found, -1)
 
 
-def reading(weighing: Weighing, q: Tensor, scale: float, coefficients: Tensor | None) -> Tensor:
+def reading(score_fn: ScoreFn, q: Tensor, scale: float, coefficients: Tensor | None) -> Tensor:
     """a_n·scale^n·Φ_n(q), whose product with a state is Σ w(scale·q·k)·u; ``coefficients`` [..., 1, 1, orders] are learned ones."""
-    assert weighing.state is not None
-    orders = [n for n, _ in weighing.state]
+    assert score_fn.state is not None
+    orders = [n for n, _ in score_fn.state]
     counts = torch.tensor([monomial_count(q.shape[-1], [n]) for n in orders], device=q.device)
-    numbers = torch.tensor([a * scale**n for n, a in weighing.state], device=q.device, dtype=q.dtype)
+    numbers = torch.tensor([a * scale**n for n, a in score_fn.state], device=q.device, dtype=q.dtype)
     if coefficients is not None:
         numbers = numbers * coefficients[..., 0, :]
     return monomials(q, orders) * numbers.repeat_interleave(counts, -1)

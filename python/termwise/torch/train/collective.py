@@ -1,4 +1,4 @@
-"""Ranks of a training started by torchrun, and the data that they exchange besides gradients."""
+"""Ranks started by torchrun, and the data that they exchange other than gradients."""
 
 from __future__ import annotations
 

@@ -112,12 +112,12 @@ class Learner:
     # Tensors, to and from checkpoints.
 
     def room(self, name: str) -> np.ndarray[Any, Any]:
-        """Room for a whole tensor."""
+        """An uninitialized array for a whole tensor."""
         return np.empty(self.parameters[name].shape, np.float32)
 
     @torch.no_grad()
     def put(self, kind: str, name: str, values: np.ndarray[Any, Any]) -> None:
-        """Takes a whole tensor in; each rank keeps its part where they are spread."""
+        """Set a tensor from its whole values. With sharding, each rank stores its part."""
         parameter = self.parameters[name]
         whole = torch.from_numpy(values).to(self.how.device)
         own = distribute_tensor(whole, parameter.device_mesh, parameter.placements, src_data_rank=None) if isinstance(parameter, DTensor) else whole

@@ -6,7 +6,7 @@ use termwise_report::{Block, Cell, Document, Documented, Figure, HeatMap, Names,
 use super::{Audit, Share};
 
 /// Maximum number of heads.
-const MOST_HEADS: usize = 1 << 20;
+const MAX_HEADS: usize = 1 << 20;
 
 impl Documented for Audit {
     const KIND: &'static str = "audit";
@@ -16,8 +16,8 @@ impl Documented for Audit {
         if let Some(share) = self.shares.iter().find(|share| share.layer >= self.layers) {
             return Err(format!("it has a share of layer {}, and {} layers", share.layer, self.layers));
         }
-        if self.layers.saturating_mul(heads) > MOST_HEADS {
-            return Err(format!("it has {} layers of {heads} heads; results have at most {MOST_HEADS} heads", self.layers));
+        if self.layers.saturating_mul(heads) > MAX_HEADS {
+            return Err(format!("it has {} layers of {heads} heads; results have at most {MAX_HEADS} heads", self.layers));
         }
         Ok(())
     }

@@ -14,9 +14,9 @@ const NAME: &str = "generated text";
 const RULE: &str =
     "the original's loss on the converted model's text exceeds that on its own by at most 1 nat per token and twice the KL on given text";
 /// Maximum number of prompts.
-const PROMPTS: usize = 4;
-/// Maximum rise of the original's loss from its own to the converted model's text, nats per token, in addition to twice the KL on given text.
-const ALLOWED: f64 = 1.0;
+const MAX_PROMPTS: usize = 4;
+/// Maximum increase of the original's loss from its own to the converted model's text, nats per token, in addition to twice the KL on given text.
+const MAX_LOSS_INCREASE: f64 = 1.0;
 
 /// Greedy continuations of two models.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -64,7 +64,7 @@ pub(crate) fn continuation(decoder: &mut Decoder, prompt: &[u32], tokens: usize)
 /// Both models continue the first halves of contexts; `None` if contexts are too short.
 pub fn measure(model: &Arc<Model>, original: &Arc<Model>, contexts: &[Vec<u32>], tokens: usize) -> Result<Option<Generation>, Error> {
     let prompt = contexts.first().map_or(0, |ids| ids.len() / 2);
-    let prompts: Vec<&[u32]> = contexts.iter().filter(|ids| ids.len() / 2 == prompt).take(PROMPTS).map(|ids| &ids[..prompt]).collect();
+    let prompts: Vec<&[u32]> = contexts.iter().filter(|ids| ids.len() / 2 == prompt).take(MAX_PROMPTS).map(|ids| &ids[..prompt]).collect();
     let room = original.config.max_position_embeddings.saturating_sub(prompt);
     let tokens = tokens.min(room);
     if prompt == 0 || tokens == 0 || prompts.is_empty() {
@@ -113,7 +113,7 @@ pub fn check(found: &Generation, kl: f64) -> Check {
         found.tokens,
         100.0 * found.same
     );
-    Check::new(NAME, RULE, text, Some(more <= ALLOWED + 2.0 * kl))
+    Check::new(NAME, RULE, text, Some(more <= MAX_LOSS_INCREASE + 2.0 * kl))
 }
 
 /// The check if the model could not be run.

@@ -11,15 +11,15 @@ use serde::{Deserialize, Serialize};
 use termwise_attention::{Attention, FusedOptions, Inputs, Scratch, Variant};
 use termwise_model::{Model, ObservedAttention, SessionOptions};
 
-use super::{Check, NOTHING};
+use super::{Check, MIN_KL};
 use crate::kv::Error;
 
 /// Number of evaluated positions, in the second half of the text.
 const POSITIONS: usize = 6;
 /// Tokens of the text.
-const LONG: usize = 768;
+const MAX_TOKENS: usize = 768;
 /// A part with a smaller contribution is idle.
-const IDLE: f64 = 1e-3;
+const IDLE_SHARE: f64 = 1e-3;
 
 /// Shares of the sum of the norms of a head's parts, on average over positions.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -117,7 +117,7 @@ fn has(variant: &Variant, part: usize) -> bool {
 
 /// By layer and head, of the model's own inputs.
 pub fn measure(model: &Model, ids: &[u32]) -> Result<Vec<Share>, Error> {
-    let ids = &ids[..LONG.min(ids.len())];
+    let ids = &ids[..MAX_TOKENS.min(ids.len())];
     let mut session = model.session(1, ids.len(), SessionOptions::default().forward_only(true))?;
     let (mut shares, mut failed, scratch) = (Vec::new(), Ok(()), Scratch::default());
     session.observe(&model.params, ids, None, &mut |seen: ObservedAttention| {
@@ -162,7 +162,7 @@ impl Contribution {
         let one = |(part, name)| {
             let heads = of(part).count();
             let mean = of(part).map(|(_, share)| share).sum::<f64>() / heads as f64;
-            let idle = of(part).filter(|(_, share)| *share < IDLE).map(|(share, _)| (share.layer, share.head)).collect();
+            let idle = of(part).filter(|(_, share)| *share < IDLE_SHARE).map(|(share, _)| (share.layer, share.head)).collect();
             Contribution { name, mean, heads, idle }
         };
         parts.map(one).collect()
@@ -187,7 +187,7 @@ impl Contribution {
             found += &format!("; without {name} in these, the KL to the original changes from {:.5} to {:.5}", removal.kl, removal.without);
         }
         let rule = "at least half of the heads that have them take 0.1 % or more of their output from them, or the KL to the original rises without them in the other heads";
-        let effective = removal.is_some_and(|removal| removal.change > NOTHING && removal.without > removal.kl);
+        let effective = removal.is_some_and(|removal| removal.change > MIN_KL && removal.without > removal.kl);
         Check::new(&format!("contribution of {name}"), rule, found, Some(!self.needs_removal() || effective))
     }
 }

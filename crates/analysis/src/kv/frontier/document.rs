@@ -10,7 +10,7 @@ use super::{Frontier, METHODS, Point};
 use crate::kv::meter::BUCKETS;
 
 /// Maximum length of a context; sums over contexts do not overflow.
-const MOST_POSITIONS: u64 = 1 << 40;
+const MAX_POSITIONS: u64 = 1 << 40;
 
 impl Documented for Frontier {
     const KIND: &'static str = "frontier";
@@ -20,8 +20,8 @@ impl Documented for Frontier {
         if sums().any(|buckets| buckets.len() > BUCKETS.len()) {
             return Err(format!("a context has more than {} buckets of positions", BUCKETS.len()));
         }
-        if sums().flatten().any(|sums| sums.count > MOST_POSITIONS) {
-            return Err(format!("a bucket has more than {MOST_POSITIONS} positions"));
+        if sums().flatten().any(|sums| sums.count > MAX_POSITIONS) {
+            return Err(format!("a bucket has more than {MAX_POSITIONS} positions"));
         }
         Ok(())
     }
@@ -144,7 +144,7 @@ impl Frontier {
             }
         }
         let names = ["method".to_owned()].into_iter().chain(keys.iter().map(|keys| format!("{keys} keys")));
-        let mut losses = Table::new("Rise of the loss in nats per token ± standard error over contexts", names.clone());
+        let mut losses = Table::new("Loss increase in nats per token ± standard error over contexts", names.clone());
         let mut kls = Table::new("KL to the original in nats per token ± standard error over contexts", names);
         let cell = |(mean, error): (f64, Option<f64>)| match error {
             Some(error) => Cell::text(format!("{mean:.4} ± {error:.4}")),
@@ -162,7 +162,7 @@ impl Frontier {
         let reached = points.iter().map(|point| point.buckets().len()).max().unwrap_or(0);
         let columns = ["method".to_owned(), "keys".into(), "bytes".into()].into_iter();
         let columns = columns.chain(BUCKETS[..reached].iter().map(|first| format!("from {first}")));
-        let mut buckets = Table::new("Rise of the loss by position", columns);
+        let mut buckets = Table::new("Loss increase by position", columns);
         for point in &points {
             let first = [Cell::text(&point.method), Cell::count(point.keys), Cell::bytes(point.bytes)];
             buckets.rows.push(first.into_iter().chain(point.buckets().iter().map(|sums| Cell::Number(sums.rise(), 4))).collect());
@@ -180,13 +180,13 @@ impl Frontier {
             Layer::Line(Line { name: (*method).into(), color: *color, dashed: !per_head, points })
         };
         let chart = Chart {
-            title: "Rise of the loss against bytes".into(),
+            title: "Loss increase against bytes".into(),
             x: Axis::new("bytes per sequence", Scale::Log, Unit::Bytes),
             y: Axis::new("nats per token", Scale::Linear, Unit::Number),
             layers: methods.iter().map(line).collect(),
         };
         let panels: Vec<Panel> = vec![chart.into()];
-        let description = "Rise of the loss against the bytes of the memory, one line per method.".into();
+        let description = "Loss increase against the bytes of the memory, one line per method.".into();
         let figure = Figure { title: format!("Loss with fixed-size KV memory on {text}"), description, panels };
         let anchor: String = text.chars().map(|c| if c.is_ascii_alphanumeric() { c.to_ascii_lowercase() } else { '-' }).collect();
         let details = Block::Details { summary: "By position".into(), blocks: vec![Block::table(format!("positions-{anchor}"), buckets)] };

@@ -393,7 +393,7 @@ impl Task for DecayedScores<'_> {
     }
 }
 
-/// [`ChannelDecay::backward`], for the same reason.
+/// [`ChannelDecay::backward`] as a separate function, for the same reason as [`DecayedScores`].
 struct DecayedScoresBackward<'a> {
     channels: ChannelDecay<'a>,
     of: ScoreRowGrads<'a>,

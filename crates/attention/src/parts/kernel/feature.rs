@@ -96,7 +96,7 @@ impl Map {
 /// Linear attention: the product of feature maps.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Feature {
-    /// φ
+    /// The feature map φ.
     pub map: Map,
 }
 

@@ -6,9 +6,9 @@ use termwise_kernels::real::dot;
 /// The weights of one head: W [n, n] and b [n].
 #[derive(Clone, Copy)]
 pub struct Weights<'a, R> {
-    /// W
+    /// The learned weights W.
     pub weight: &'a [R],
-    /// b
+    /// The learned bias b.
     pub bias: &'a [R],
 }
 

@@ -11,7 +11,7 @@ use termwise_kernels::simd::{Simd, Task};
 /// One power of the score.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Power {
-    /// p
+    /// The exponent p.
     pub p: u32,
 }
 

@@ -8,12 +8,12 @@
 use std::fs::File;
 use std::io::{BufReader, Read, Seek, SeekFrom};
 
-/// Maximum size of a page relative to its file, unless it is at most [`SMALL`].
+/// Maximum size of a page relative to its file, unless it is at most [`SMALL_PAGE`].
 const MULTIPLE: u64 = 1024;
 /// Size in bytes that any page may have.
-const SMALL: u64 = 1 << 20;
+const SMALL_PAGE: u64 = 1 << 20;
 /// Maximum nesting of column groups and of Thrift values.
-const DEEPEST: usize = 64;
+const MAX_NESTING: usize = 64;
 
 /// Rejects a footer whose columns are nested too deeply, or whose groups have more children than the file has bytes.
 pub(super) fn check_footer(file: &File, bytes: u64) -> Result<(), String> {
@@ -33,10 +33,10 @@ pub(super) fn check_footer(file: &File, bytes: u64) -> Result<(), String> {
             let count = std::mem::take(&mut children);
             if count > bytes as i64 {
                 problem = Some(format!("a group claims {count} columns, more than the file has bytes; it is damaged"));
-            } else if count > 0 && open.len() < DEEPEST {
+            } else if count > 0 && open.len() < MAX_NESTING {
                 open.push(count);
             } else if count > 0 {
-                problem = Some(format!("groups of columns are nested more than {DEEPEST} deep; write it with fewer"));
+                problem = Some(format!("groups of columns are nested more than {MAX_NESTING} deep; write it with fewer"));
             }
         }
         _ => {}
@@ -47,7 +47,7 @@ pub(super) fn check_footer(file: &File, bytes: u64) -> Result<(), String> {
 /// Rejects a page whose stated size is too large for its file, or that has more strings than its bytes allow. `start` and `length` are those of a
 /// column chunk, which may be compressed.
 pub(super) fn check_pages(file: &File, bytes: u64, (start, length): (u64, u64), compressed: bool) -> Result<(), String> {
-    let most = bytes.saturating_mul(MULTIPLE).max(SMALL);
+    let most = bytes.saturating_mul(MULTIPLE).max(SMALL_PAGE);
     let Some(mut chunk) = Input::new(file, start, length) else { return Ok(()) };
     while chunk.left > 0 {
         let (mut held, mut stored, mut texts) = (0, 0, 0);
@@ -154,7 +154,7 @@ impl Input {
     }
 
     fn value(&mut self, kind: u8, depth: usize, path: &mut Vec<i16>, see: &mut See) -> Option<()> {
-        if depth > DEEPEST {
+        if depth > MAX_NESTING {
             return None;
         }
         match kind {
@@ -233,7 +233,7 @@ mod tests {
             let (file, bytes) = file(content);
             check_pages(&file, bytes, (0, bytes), true)
         };
-        let small = SMALL as i64;
+        let small = SMALL_PAGE as i64;
         assert_eq!(check(&[page(small, 100), page(small, 5)].concat()), Ok(()), "any page may be small");
         let error = check(&[page(small, 100), page(small + 1, 5)].concat()).expect_err("the second page is too large");
         assert!(error.contains("claims to contain 1048577 bytes") && error.contains("smaller pages"), "{error}");
@@ -271,8 +271,8 @@ mod tests {
         assert_eq!(check(&[2, 0, 1, 0]), Ok(()));
         // Siblings, not nested.
         assert_eq!(check(&[&[200][..], &[1, 0].repeat(200)].concat()), Ok(()));
-        assert_eq!(check(&[&[1].repeat(DEEPEST)[..], &[0]].concat()), Ok(()));
-        assert!(check(&[&[1].repeat(DEEPEST + 1)[..], &[0]].concat()).expect_err("too deep").contains("64 deep"));
+        assert_eq!(check(&[&[1].repeat(MAX_NESTING)[..], &[0]].concat()), Ok(()));
+        assert!(check(&[&[1].repeat(MAX_NESTING + 1)[..], &[0]].concat()).expect_err("too deep").contains("64 deep"));
         assert!(check(&[2, 0, i32::MAX.into(), 0]).expect_err("too many").contains("2147483647 columns"));
         for (file, bytes) in [file(b""), file(b"PAR1"), file(b"PAR1\xff\xff\xff\xffPAR1")] {
             assert_eq!(check_footer(&file, bytes), Ok(()));

@@ -24,9 +24,9 @@ impl Schema for Plain {
         ["steps", "seed", "optimizer.lr", "model.attention", "model.width", "data.width", "log"].map(String::from).into()
     }
 
-    fn resolve(&self, asked: &Table) -> std::result::Result<Table, String> {
+    fn resolve(&self, requested: &Table) -> std::result::Result<Table, String> {
         let mut table: Table = toml::from_str("steps = 10\nseed = 1\n[model]\nwidth = 64\n").expect("TOML");
-        for (key, value) in asked {
+        for (key, value) in requested {
             match (table.get_mut(key), value) {
                 (Some(Value::Table(inner)), Value::Table(above)) => inner.extend(above.clone()),
                 _ => {
@@ -97,7 +97,7 @@ fn loss(x: f64) -> Outcome {
     Outcome::Finished(BTreeMap::from([("loss".to_string(), x), ("speed".to_string(), 10.0)]))
 }
 
-const ONE: Options = Options { parallel: 1, threads: 1, retry: false, skip_equal: false, only: None, others: Others::USUAL };
+const ONE: Options = Options { parallel: 1, threads: 1, retry: false, skip_equal: false, only: None, others: Others::DEFAULT };
 
 fn go(plan: &Plan, folder: &Path, runner: &dyn Runner, options: Options) -> Vec<State> {
     run(plan, folder, runner, &options, &AtomicBool::new(false), &mut |_| {}).unwrap_or_else(|error| panic!("{error}"))

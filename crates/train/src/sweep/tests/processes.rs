@@ -130,7 +130,7 @@ seed = [1, 2, 3]",
     let lock = std::fs::File::create(run_folder.join("run.lock")).expect("a lock");
     lock.lock().expect("a lock");
     let finished = |state: &State| matches!(state, State::Ended(Record { status: Status::Finished { .. }, .. }));
-    let others = Others { wait: false, ..Others::USUAL };
+    let others = Others { wait: false, ..Others::DEFAULT };
     let states = go(&plan, folder.path(), &runner, Options { others, ..ONE });
     assert_eq!(states.iter().map(finished).collect::<Vec<_>>(), [false, true, true]);
     assert_eq!(states[0], State::Open);

@@ -57,7 +57,7 @@ impl Source for Walk {
 
     fn train(&self, seed: u64, index: u64, rows: usize, time: usize, out: &mut Rows) -> termwise_data::Result<()> {
         if self.broken_from.is_some_and(|broken| index >= broken) {
-            return Err(termwise_data::Error::DataSource { asked: "walk".into(), problem: "it broke".into() });
+            return Err(termwise_data::Error::DataSource { requested: "walk".into(), problem: "it broke".into() });
         }
         self.fill(seed, index, rows, time, out);
         Ok(())

@@ -11,17 +11,17 @@ use crate::kv::Error;
 use crate::kv::convert::overhead;
 
 /// Tolerance of logits relative to the largest.
-const ROUNDING: f64 = 2e-3;
+const ROUNDING_TOLERANCE: f64 = 2e-3;
 /// Tolerance with a quantized cache, in which rounding can change a stored value to its neighbor, or the effect of quantization if that is larger.
-const CODES: f64 = 2e-2;
+const QUANTIZED_TOLERANCE: f64 = 2e-2;
 /// Share of positions within the tolerance.
-const MOST: f64 = 0.9;
+const POSITION_SHARE: f64 = 0.9;
 /// Positions evaluated by the reference formula.
-const PLAIN: usize = 192;
+const REFERENCE_POSITIONS: usize = 192;
 /// Positions of the other comparisons: their logits are in memory.
-const LONG: usize = 1024;
+const MAX_POSITIONS: usize = 1024;
 /// Lengths of prefill chunks.
-const LENGTHS: [usize; 3] = [16, 64, 144];
+const CHUNK_LENGTHS: [usize; 3] = [16, 64, 144];
 
 const RULE: &str = "logits differ by less than 2e-3 of the largest; with quantized keys, at nine of ten positions by less than 2e-2 or by less than the effect of quantization";
 
@@ -42,8 +42,8 @@ fn logits(model: &Model, ids: &[u32], engine: AttentionEngine) -> Result<Vec<f32
 }
 
 /// Logits of the full-sequence forward, up to the compared length.
-pub fn at_once(model: &Model, ids: &[u32]) -> Result<Vec<f32>, Error> {
-    logits(model, &ids[..LONG.min(ids.len())], AttentionEngine::Fused)
+pub fn full_sequence_logits(model: &Model, ids: &[u32]) -> Result<Vec<f32>, Error> {
+    logits(model, &ids[..MAX_POSITIONS.min(ids.len())], AttentionEngine::Fused)
 }
 
 /// Difference per row.
@@ -52,9 +52,9 @@ fn differences(expected: &[f32], found: &[f32], v: usize) -> Vec<f64> {
 }
 
 /// The 90 % quantile.
-fn at_most_positions(mut differences: Vec<f64>) -> f64 {
+fn position_quantile(mut differences: Vec<f64>) -> f64 {
     differences.sort_by(f64::total_cmp);
-    let at = ((differences.len() as f64 * MOST) as usize).min(differences.len().saturating_sub(1));
+    let at = ((differences.len() as f64 * POSITION_SHARE) as usize).min(differences.len().saturating_sub(1));
     differences.get(at).copied().unwrap_or(0.0)
 }
 
@@ -69,11 +69,11 @@ pub enum Limit {
 
 impl Limit {
     /// `uncoded` is the model without quantization; `None` if it has none.
-    pub fn new(uncoded: Option<&Model>, ids: &[u32], expected: &[f32]) -> Result<Limit, Error> {
-        let Some(uncoded) = uncoded else { return Ok(Limit::Everywhere) };
-        let change = at_most_positions(differences(expected, &at_once(uncoded, ids)?, uncoded.config.vocab_size));
+    pub fn new(unquantized: Option<&Model>, ids: &[u32], expected: &[f32]) -> Result<Limit, Error> {
+        let Some(unquantized) = unquantized else { return Ok(Limit::Everywhere) };
+        let change = position_quantile(differences(expected, &full_sequence_logits(unquantized, ids)?, unquantized.config.vocab_size));
         // NaN is excluded.
-        Ok(Limit::Mostly(if change.is_finite() { CODES.max(change) } else { CODES }))
+        Ok(Limit::Mostly(if change.is_finite() { QUANTIZED_TOLERANCE.max(change) } else { QUANTIZED_TOLERANCE }))
     }
 
     /// The relevant difference, and whether it is within the tolerance.
@@ -81,10 +81,10 @@ impl Limit {
         match self {
             Limit::Everywhere => {
                 let worst = differences.into_iter().fold(0.0, f64::max);
-                (worst, worst < ROUNDING)
+                (worst, worst < ROUNDING_TOLERANCE)
             }
             Limit::Mostly(limit) => {
-                let counts = at_most_positions(differences);
+                let counts = position_quantile(differences);
                 (counts, counts < limit)
             }
         }
@@ -93,7 +93,7 @@ impl Limit {
 
 /// The fused engine against the reference formula, which evaluates `reference`: the same model, except in tests.
 pub fn formula(reference: &Model, model: &Model, ids: &[u32], limit: Limit) -> Result<Check, Error> {
-    let ids = &ids[..PLAIN.min(ids.len())];
+    let ids = &ids[..REFERENCE_POSITIONS.min(ids.len())];
     let plain = logits(reference, ids, AttentionEngine::Reference)?;
     let fused = logits(model, ids, AttentionEngine::Fused)?;
     let (worst, same) = limit.judge(differences(&plain, &fused, model.config.vocab_size));
@@ -103,7 +103,7 @@ pub fn formula(reference: &Model, model: &Model, ids: &[u32], limit: Limit) -> R
 
 /// Differences of chunked prefill and of decoding, bytes of the state, their growth, and whether the context is unlimited.
 struct Stepped {
-    prompts: [Vec<f64>; LENGTHS.len()],
+    prompts: [Vec<f64>; CHUNK_LENGTHS.len()],
     tokens: Vec<f64>,
     bytes: usize,
     grown: usize,
@@ -116,7 +116,7 @@ fn step(model: &Arc<Model>, ids: &[u32], expected: &[f32], between: Between) -> 
     let prompt = ids.len() / 2;
     let mut found = Stepped { prompts: Default::default(), tokens: Vec::new(), bytes: 0, grown: 0, endless: false };
     let mut decoder = Decoder::new(model.clone(), DecoderOptions::default().prefill_chunk(64))?;
-    for (differences, length) in found.prompts.iter_mut().zip(LENGTHS) {
+    for (differences, length) in found.prompts.iter_mut().zip(CHUNK_LENGTHS) {
         decoder.clear(0)?;
         let mut end = 0;
         for part in ids[..prompt].chunks(length) {
@@ -156,7 +156,7 @@ pub fn tokens(
     limit: Limit,
     between: Between,
 ) -> Result<(Vec<Check>, Option<usize>), Error> {
-    let ids = &ids[..LONG.min(ids.len())];
+    let ids = &ids[..MAX_POSITIONS.min(ids.len())];
     let name = "token by token";
     let found = match step(model, ids, expected, between) {
         Ok(found) => found,
@@ -180,7 +180,7 @@ pub fn tokens(
     };
     let rule = "no growth after three quarters of the text, or at most the bytes of full windows; and no limit of the context";
     let checks = vec![
-        agreement(&format!("prefill in chunks of {LENGTHS:?}"), &prompts),
+        agreement(&format!("prefill in chunks of {CHUNK_LENGTHS:?}"), &prompts),
         agreement(name, &[tokens]),
         Check::new("memory is constant", rule, text, Some(constant)),
     ];
