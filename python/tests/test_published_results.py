@@ -169,3 +169,46 @@ def test_verdict_counts():
         corrected = table["with Holm's correction within each experiment"]
         assert (corrected[0], corrected[2]) == (holm_reproduced, holm_contradicted)
         assert sum(map(int, corrected)) == int(claims)
+
+
+def speedups(name: str) -> dict[str, list[float]]:
+    """PyTorch time over termwise time by row of the README: attention forward and with backward, or one value per training step."""
+    found = {}
+    operations = next(table["ms"] for table in results(f"speed/operations{name}.json")["tables"] if table["title"] == "attention")
+    for batch, heads, length in [(8, 4, 256), (2, 4, 1024), (1, 8, 2048)]:
+        row, shape = f"batch {batch}, {heads} heads, length {length}", f"B {batch} H {heads} T {length}"
+        names = [f"{shape} d 64  {pass_}" for pass_ in ("forward", "with backward")]
+        found[f"attention, {row}"] = [operations["PyTorch"][name] / operations["termwise"][name] for name in names]
+    for table in results(f"speed/step{name}.json")["tables"]:
+        ms = {side: next(iter(times.values())) for side, times in table["ms"].items()}
+        peers = {side: time for side, time in ms.items() if not side.startswith("termwise")}
+        width = table["title"].removeprefix("step, ")
+        found[f"float32, {width}"] = [min(peers["torch eager"], peers["compile"]) / ms["termwise f32"]]
+        found[f"bf16, {width}"] = [min(peers.values()) / ms["termwise bf16"]]
+    return found
+
+
+def test_speed_in_the_readme():
+    text = (ROOT / "README.md").read_text()
+    lines = text[text.index("| PyTorch time / termwise time |") :].splitlines()[2:]
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in itertools.takewhile(lambda line: line.startswith("|"), lines)]
+    machines = [speedups(""), speedups("-zen4")]
+    names = [name for name, *_ in cells[:3]] + ["float32, width 256", "bf16, width 256", "float32, width 512", "bf16, width 512"]
+    assert len(cells) == len(names)
+    for name, (_, *values) in zip(names, cells, strict=True):
+        expected = [value for machine in machines for value in machine[name]]
+        assert [value for value in values if value] == [f"{value:.2f}" for value in expected], name
+
+
+def test_training_steps_on_the_performance_page():
+    columns = [(name, table) for name in ("", "-zen4") for table in (0, 1)]
+    steps = [results(f"speed/step{name}.json")["tables"][table]["ms"] for name, table in columns]
+    sides = {
+        "termwise, float32": "termwise f32", "termwise, bf16": "termwise bf16", "PyTorch eager, float32": "torch eager",
+        "PyTorch eager, \"medium\"": "torch medium", "PyTorch eager, bf16 autocast": "torch bf16", "PyTorch compile, float32": "compile",
+        "PyTorch compile, \"medium\"": "compile medium", "PyTorch compile, bf16 autocast": "compile bf16",
+    }  # fmt: skip
+    table = rows("docs/performance.md", "| configuration | width 256, Zen 5")
+    assert table.keys() == sides.keys()
+    for row, cells in table.items():
+        assert cells == [f"{next(iter(ms[sides[row]].values())):.0f}" for ms in steps], row
