@@ -192,7 +192,7 @@ fn fit(fits: &Fits, batch: u64) -> String {
     format!(
         "In {}: states{rows} of {} (with the {} of weights: {}), or a cache of {} tokens (with the weights: {}). Only even orders are \
          considered: weights of odd orders can be negative.{high}",
-        asked(fits.memory),
+        requested_bytes(fits.memory),
         order(fits.order),
         Unit::Bytes.format(fits.weights as f64),
         order(fits.order_beside_weights),
@@ -201,13 +201,13 @@ fn fit(fits: &Fits, batch: u64) -> String {
     )
 }
 
-/// 275M
+/// A count with a unit, such as 275M.
 fn number(x: f64) -> String {
     Unit::Number.format(x)
 }
 
 /// In the units of the request: 2 GiB, 80 GB.
-fn asked(n: u64) -> String {
+fn requested_bytes(n: u64) -> String {
     match n {
         n if n >= 1 << 30 && n.is_multiple_of(1 << 30) => format!("{} GiB", thousands(n >> 30)),
         n if n >= 1 << 20 && n.is_multiple_of(1 << 20) => format!("{} MiB", n >> 20),
