@@ -10,7 +10,7 @@ use termwise_report::duration;
 use termwise_train::log::tell;
 use termwise_train::metrics::Train;
 use termwise_train::progress::{Event, compact, describe};
-use termwise_train::sweep::Progress;
+use termwise_train::sweep::{Progress, SweepControl};
 
 use crate::error::Exit;
 
@@ -22,8 +22,15 @@ pub fn stop_on_interrupt(doing: &'static str) -> Arc<AtomicBool> {
     stop_or(doing, || std::process::exit(Exit::Interrupted as i32))
 }
 
+/// As [`stop_on_interrupt`] for work in other processes: the second kills them.
+pub fn stop_or_kill(doing: &'static str) -> SweepControl {
+    let kill = Arc::new(AtomicBool::new(false));
+    let flag = kill.clone();
+    SweepControl { stop: stop_or(doing, move || flag.store(true, Ordering::Relaxed)), kill }
+}
+
 /// As [`stop_on_interrupt`], with another action for the second. SIGTERM, SIGUSR1 and SIGHUP (sent by a closed terminal) count as Ctrl-C.
-pub fn stop_or(doing: &'static str, second: impl Fn() + Send + 'static) -> Arc<AtomicBool> {
+fn stop_or(doing: &'static str, second: impl Fn() + Send + 'static) -> Arc<AtomicBool> {
     let stop = Arc::new(AtomicBool::new(false));
     let flag = stop.clone();
     let first = OnceLock::new();

@@ -23,7 +23,6 @@ pub mod source;
 pub mod spectrum;
 pub mod sweep;
 pub mod tokenizer;
-pub mod torch;
 pub mod train;
 pub mod truncate;
 pub mod variants;

@@ -1,20 +1,17 @@
-//! Opens data with a progress bar for tokenization.
+//! Progress and warnings while data are opened.
 
-use std::path::Path;
-
-use termwise_data::{Prepare, Progress, Source};
+use termwise_data::{Prepare, Progress};
 use termwise_train::log::tell;
-use termwise_train::{Result, Settings};
 
 pub use termwise_train::source::cache_folder;
 
 use crate::progress::Bar;
 
-/// Opens the data of these settings, with progress during tokenization.
-pub fn prepare_with_progress(settings: &Settings, cache: &Path, quiet: bool) -> Result<Box<dyn Source>> {
+/// Opens data, with progress during tokenization.
+pub fn with_tokenizing<T>(quiet: bool, open: impl FnOnce(&Prepare) -> T) -> T {
     let bar = Bar::new(quiet);
     let progress = |progress: &Progress| bar.at(progress.read, progress.file_bytes, "bytes tokenized");
-    settings.open_source(cache, &Prepare { progress: &progress, warn: &warning(quiet), ..Prepare::default() })
+    open(&Prepare { progress: &progress, warn: &warning(quiet), ..Prepare::default() })
 }
 
 /// Prints warnings to standard error, unless `quiet`.
