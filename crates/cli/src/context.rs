@@ -187,11 +187,6 @@ impl<'a> Context<'a> {
         Ok(())
     }
 
-    /// Prints the JSON schema of a result.
-    pub fn schema(&mut self, schema: &serde_json::Value) -> Result<Exit, Failure> {
-        Ok(writeln!(self.out, "{schema:#}").map(Exit::done)?)
-    }
-
     /// Prints a document.
     pub fn print_document(&mut self, document: &Document, details: bool) -> Result<(), Failure> {
         Ok(self.out.write_all(document.to_terminal(&Terminal { details, ..self.terminal }).as_bytes())?)
