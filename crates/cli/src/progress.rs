@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use termwise_data::{Prepare, Progress as Tokenized};
 use termwise_report::duration;
 use termwise_train::log::tell;
 use termwise_train::metrics::Train;
@@ -142,6 +143,18 @@ pub fn stop_with_input(stop: &Arc<AtomicBool>) {
         let _ = io::copy(&mut io::stdin().lock(), &mut io::sink());
         stop.store(true, Ordering::Relaxed);
     });
+}
+
+/// Calls with options that show the progress of tokenization and warnings on standard error, unless `quiet`.
+pub fn while_tokenizing<T>(quiet: bool, open: impl FnOnce(Prepare) -> T) -> T {
+    let bar = Bar::new(quiet);
+    let progress = |progress: &Tokenized| bar.at(progress.read, progress.file_bytes, "bytes tokenized");
+    let warn = |text: &str| {
+        if !quiet {
+            tell(&format!("warning: {text}"));
+        }
+    };
+    open(Prepare { progress: &progress, warn: &warn, ..Prepare::default() })
 }
 
 /// Progress on standard error: a bar on a terminal, otherwise lines for a log; nothing with `--quiet`.

@@ -19,7 +19,6 @@ pub mod serve;
 pub mod settings;
 pub mod share;
 pub mod show;
-pub mod source;
 pub mod spectrum;
 pub mod sweep;
 pub mod tokenizer;

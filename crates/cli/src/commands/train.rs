@@ -8,15 +8,15 @@ use termwise_analysis::bench::peak_gflops;
 use termwise_train::log::tell;
 use termwise_train::progress::Display;
 use termwise_train::settings::Layer;
+use termwise_train::source::cache_folder;
 use termwise_train::torch::{self, TorchEnd, TorchOptions};
 use termwise_train::{PlannedRun, RunOptions, TrainRequest, run as runs};
 
 use super::config;
 use super::settings::AllSettings;
-use super::source::{cache_folder, with_tokenizing};
 use crate::context::{Context, Print};
 use crate::error::{Exit, Failure};
-use crate::progress::{Bar, stop_on_interrupt, stop_or_kill, stop_with_input};
+use crate::progress::{Bar, stop_on_interrupt, stop_or_kill, stop_with_input, while_tokenizing};
 use crate::ranks::is_rank;
 
 /// Train a model
@@ -91,7 +91,7 @@ pub fn run(args: &TrainArgs, threads: Option<usize>, context: &mut Context) -> R
     if planned.settings.engine == "torch" {
         return train_with_torch(args, &planned, context);
     }
-    let source = with_tokenizing(quiet, |how| planned.open_source(&cache_folder(args.cache.as_deref()), how, ranks.as_ref()))?;
+    let source = while_tokenizing(quiet, |how| planned.open_source(&cache_folder(args.cache.as_deref()), &how, ranks.as_ref()))?;
     // A resumed run was introduced when it started. An existing run is an error.
     if !quiet && planned.is_first() {
         tell(&planned.introduction(source.vocabulary())?);
