@@ -13,7 +13,7 @@ use termwise_report::{Document, Documented, Terminal, to_json, write};
 use termwise_train::log::tell;
 
 use crate::args::Cli;
-use crate::error::{Exit, Failure};
+use crate::error::Failure;
 use crate::progress::{Bar, stop_on_interrupt};
 use crate::ranks::Ranks;
 
