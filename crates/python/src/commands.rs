@@ -114,14 +114,7 @@ pub fn train(
         };
         let usual = planned.options().map_err(training)?;
         let (engine, collective) = engine.map_or((None, usual.collective.clone()), |(engine, ranks)| (Some(engine), ranks));
-        let options = RunOptions {
-            display,
-            stop: watch.stop.clone(),
-            provenance: provenance().clone(),
-            collective,
-            engine,
-            ..usual
-        };
+        let options = RunOptions { display, stop: watch.stop.clone(), provenance: provenance().clone(), collective, engine, ..usual };
         let outcome = told(&planned.folder, watch, || train_run(settings, source.as_ref(), &options)).map_err(training)?;
         Ok(Found::of(&outcome))
     })

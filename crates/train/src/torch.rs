@@ -181,13 +181,9 @@ mod tests {
 
     #[test]
     fn exit_codes_have_a_meaning() {
-        for (code, expected) in [
-            (0, TorchEnd::Finished),
-            (1, TorchEnd::Failed),
-            (2, TorchEnd::Usage),
-            (75, TorchEnd::Locked),
-            (130, TorchEnd::Interrupted),
-        ] {
+        for (code, expected) in
+            [(0, TorchEnd::Finished), (1, TorchEnd::Failed), (2, TorchEnd::Usage), (75, TorchEnd::Locked), (130, TorchEnd::Interrupted)]
+        {
             let (status, terminated) = wait(shell(&format!("exit {code}")), &control(false, false)).expect("a shell");
             assert_eq!(end(status, terminated).expect("an exit code"), expected, "{code}");
         }
@@ -208,7 +204,9 @@ mod tests {
 
     #[test]
     fn an_interpreter_without_the_modules_is_named() {
-        for (python, problem) in [("/nowhere/python", "cannot start"), ("false", "could not run Python interpreter"), ("echo", "has no module")] {
+        for (python, problem) in
+            [("/nowhere/python", "cannot start"), ("false", "could not run Python interpreter"), ("echo", "has no module")]
+        {
             let error = check(OsStr::new(python)).expect_err(python);
             assert!(error.is_usage() && error.to_string().contains(problem) && error.to_string().contains(PYTHON), "{error}");
         }

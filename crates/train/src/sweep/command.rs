@@ -10,7 +10,8 @@ use termwise_base::provenance::Provenance;
 use termwise_report::{Block, Cell, Document, Table, counted};
 
 use super::{
-    Event, Options, Others, Plan, ProcessRunner, Record, SlurmJob, State, Status, Summary, TrainingSchema, equalities, run, states, writing_alone,
+    Event, Options, Others, Plan, ProcessRunner, Record, SlurmJob, State, Status, Summary, TrainingSchema, equalities, run, states,
+    writing_alone,
 };
 use crate::error::{Error, Result};
 
