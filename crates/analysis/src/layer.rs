@@ -112,19 +112,6 @@ impl<R: Real> Layer<R> {
         Layer::random(&vec![variant; shape.heads], shape, spread, rng)
     }
 
-    /// A layer of another variant with the same values in the tensors of both.
-    pub fn with_variant(&self, variant: &Variant, rng: &mut Rng) -> Result<Layer<R>, Error> {
-        let mut other = Layer::uniform(variant, self.shape, 1.0, rng)?;
-        for (name, values) in &mut other.tensors {
-            if let Some((_, shared)) = self.tensors.iter().find(|(known, _)| known == name) {
-                values.clone_from(shared);
-            }
-        }
-        other.lengths.clone_from(&self.lengths);
-        other.dy.clone_from(&self.dy);
-        Ok(other)
-    }
-
     /// The same values in another type.
     pub fn cast<S: Real>(&self) -> Layer<S> {
         let cast = |x: &[R]| x.iter().map(|x| S::of(x.wide())).collect::<Vec<S>>();

@@ -13,7 +13,7 @@ use termwise_report::{Document, Documented, Terminal, to_json, write};
 use termwise_train::log::print_line;
 
 use crate::args::Cli;
-use crate::error::{Exit, Failure};
+use crate::error::Failure;
 use crate::progress::{Bar, stop_on_interrupt};
 use crate::ranks::Ranks;
 
@@ -185,11 +185,6 @@ impl<'a> Context<'a> {
             writeln!(self.out, "({left_out} more lines: --details)")?;
         }
         Ok(())
-    }
-
-    /// Prints the JSON schema of a result.
-    pub fn schema(&mut self, schema: &serde_json::Value) -> Result<Exit, Failure> {
-        Ok(writeln!(self.out, "{schema:#}").map(Exit::done)?)
     }
 
     /// Prints a document.

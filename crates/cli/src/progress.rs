@@ -6,11 +6,12 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use termwise_data::{Prepare, Progress as Tokenized};
 use termwise_report::duration;
 use termwise_train::log::print_line;
 use termwise_train::metrics::Train;
 use termwise_train::progress::{Event, compact, describe};
-use termwise_train::sweep::Progress;
+use termwise_train::sweep::{Progress, SweepControl};
 
 use crate::error::Exit;
 
@@ -22,8 +23,15 @@ pub fn stop_on_interrupt(doing: &'static str) -> Arc<AtomicBool> {
     stop_or(doing, || std::process::exit(Exit::Interrupted as i32))
 }
 
+/// As [`stop_on_interrupt`] for work in other processes: the second kills them.
+pub fn stop_or_kill(doing: &'static str) -> SweepControl {
+    let kill = Arc::new(AtomicBool::new(false));
+    let flag = kill.clone();
+    SweepControl { stop: stop_or(doing, move || flag.store(true, Ordering::Relaxed)), kill }
+}
+
 /// As [`stop_on_interrupt`], with another action for the second. SIGTERM, SIGUSR1 and SIGHUP (sent by a closed terminal) count as Ctrl-C.
-pub fn stop_or(doing: &'static str, second: impl Fn() + Send + 'static) -> Arc<AtomicBool> {
+fn stop_or(doing: &'static str, second: impl Fn() + Send + 'static) -> Arc<AtomicBool> {
     let stop = Arc::new(AtomicBool::new(false));
     let flag = stop.clone();
     let first = OnceLock::new();
@@ -135,6 +143,18 @@ pub fn stop_with_input(stop: &Arc<AtomicBool>) {
         let _ = io::copy(&mut io::stdin().lock(), &mut io::sink());
         stop.store(true, Ordering::Relaxed);
     });
+}
+
+/// Calls with options that show the progress of tokenization and warnings on standard error, unless `quiet`.
+pub fn while_tokenizing<T>(quiet: bool, open: impl FnOnce(Prepare) -> T) -> T {
+    let bar = Bar::new(quiet);
+    let progress = |progress: &Tokenized| bar.at(progress.read, progress.file_bytes, "bytes tokenized");
+    let warn = |text: &str| {
+        if !quiet {
+            print_line(&format!("warning: {text}"));
+        }
+    };
+    open(Prepare { progress: &progress, warn: &warn, ..Prepare::default() })
 }
 
 /// Progress on standard error: a bar on a terminal, otherwise lines for a log; nothing with `--quiet`.

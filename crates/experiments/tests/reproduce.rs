@@ -11,6 +11,7 @@ use termwise_experiments::reproduce::{
 use termwise_report::{Block, Documented, Layer};
 use termwise_train::eval::{Evaluation, Part};
 use termwise_train::metrics::{Line, METRICS};
+use termwise_train::settings::{self, Settings};
 use termwise_train::sweep::{Control, Event, Job, Metrics, Outcome, Runner};
 
 fn lower() -> Rule {
@@ -711,6 +712,32 @@ fn a_report_on_run_folders_shows_a_run_that_diverged() {
         .flat_map(|chart| &chart.layers)
         .filter_map(|layer| if let Layer::Line(line) = layer { Some(&line.points) } else { None });
     assert_eq!(lines.flatten().copied().collect::<Vec<_>>(), [(5.0, 1.75)]);
+}
+
+#[test]
+fn labels_of_runs_on_different_data_leave_out_the_defaults_of_the_data() {
+    let folder = tempfile::tempdir().expect("a folder");
+    for (name, text) in [("recall", "attention = \"norm conv=3\""), ("text", "data = [\"book.txt\"]\nsteps = 60"), ("fast", "lr = 0.02")] {
+        let run = folder.path().join(name);
+        std::fs::create_dir(&run).expect("a folder");
+        let layer = settings::Layer::new(text.parse().expect("TOML"), "a test").expect("settings");
+        std::fs::write(run.join("settings.toml"), Settings::resolve(&[layer]).expect("settings").to_toml()).expect("a file");
+        let line = Line::HeldOut {
+            step: 10,
+            time: 0.0,
+            evaluation: Some(Evaluation { tokens: 9, loss: 1.5, perplexity: 3.0, ..Evaluation::default() }),
+        };
+        std::fs::write(run.join(METRICS), serde_json::to_string(&line).expect("JSON") + "\n").expect("a file");
+    }
+    let label = |runs: &[&str]| {
+        let folders: Vec<_> = runs.iter().map(|run| folder.path().join(run)).collect();
+        let page = reproduce::of_folders(&folders, folder.path()).unwrap_or_else(|error| panic!("{error}")).to_markdown();
+        let cells = page.lines().filter(|line| line.contains("1.500")).filter_map(|line| line.split('|').nth(1));
+        cells.map(|cell| cell.trim().to_owned()).collect::<Vec<_>>()
+    };
+    // The learning rate, warmup and others follow from the data; the steps of the text were given.
+    assert_eq!(label(&["recall", "text"]), ["norm conv=3, data=builtin, steps=800", "softmax, data=book.txt, steps=60"]);
+    assert_eq!(label(&["recall", "fast"]), ["norm conv=3, lr=0.01", "softmax conv=3, lr=0.02"]);
 }
 
 /// Finishes every run of an experiment on text immediately, with a loss that depends on attention and seed.

@@ -18,7 +18,7 @@ use termwise_train::settings::Layer;
 use termwise_train::settings::keys::{KEYS, Kind};
 use termwise_train::source::cache_folder;
 use termwise_train::sweep::{self, Event, Plan, PlanSource, ProcessRunner, Status, SweepControl, SweepRequest};
-use termwise_train::{Error, PlannedRun, RunOptions, TrainRequest, train as train_run};
+use termwise_train::{Error, RunOptions, TrainRequest, train as train_run};
 
 use crate::engine::torch;
 use crate::errors::{runtime, value};
@@ -101,7 +101,8 @@ pub fn train(
         (request.runs, request.overwrite) = (runs, overwrite);
         request.resume = checkpoint.or_else(|| resume.then(|| folder.clone().unwrap_or_default()));
         request.folder = folder;
-        let PlannedRun { folder, start, settings, .. } = request.plan().map_err(training)?;
+        let planned = request.plan().map_err(training)?;
+        let settings = &planned.settings;
         let source = settings.open_source(&cache_folder(cache.as_deref()), &Prepare::default()).map_err(training)?;
         let display = match remarks {
             true => Display::To(Arc::new(|event| {
@@ -111,19 +112,10 @@ pub fn train(
             })),
             false => Display::Silent,
         };
-        let usual = RunOptions::new(&folder);
+        let usual = planned.options().map_err(training)?;
         let (engine, collective) = engine.map_or((None, usual.collective.clone()), |(engine, ranks)| (Some(engine), ranks));
-        let options = RunOptions {
-            start,
-            display,
-            stop: watch.stop.clone(),
-            files: settings.tokenizer_files().map_err(training)?,
-            provenance: provenance().clone(),
-            collective,
-            engine,
-            ..usual
-        };
-        let outcome = with_reports(&folder, watch, || train_run(&settings, source.as_ref(), &options)).map_err(training)?;
+        let options = RunOptions { display, stop: watch.stop.clone(), provenance: provenance().clone(), collective, engine, ..usual };
+        let outcome = with_reports(&planned.folder, watch, || train_run(settings, source.as_ref(), &options)).map_err(training)?;
         Ok(Found::of(&outcome))
     })
 }

@@ -102,7 +102,7 @@ pub use folder::Error;
 pub use heat::{HeatMap, Names, Shade};
 pub use html::{FIGURES, style_sheet};
 pub use number::{counted, duration, nan, sig3, thousands};
-pub use result::{Documented, kind_of, made_by, read, reads_again, survives_edits, tagged_schema, to_json, write};
+pub use result::{Documented, kind_of, made_by, read, reads_again, survives_edits, to_json, write};
 pub use scale::{Scale, Unit};
 pub use table::{Cell, Table};
 pub use terminal::BRIEF_LINES;

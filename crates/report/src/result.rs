@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
-use serde_json::{Value, json};
+use serde_json::Value;
 use termwise_base::provenance::Provenance;
 
 use crate::document::Document;
@@ -101,28 +101,6 @@ pub fn write<T: Documented>(result: &T, folder: &Path, made_by: Option<&Provenan
         Some(made_by) => document.made_by(made_by).write(folder),
         None => document.write(folder),
     }
-}
-
-/// The JSON schema of the output of [`to_json`], from the schema of the fields.
-pub fn tagged_schema<T: Documented>(mut schema: Value) -> Value {
-    let tags = [("kind", T::KIND.into()), ("version", Value::from(T::VERSION))];
-    if let Some(properties) = schema.get_mut("properties").and_then(Value::as_object_mut) {
-        let [text, switch] = ["string", "boolean"].map(|kind| json!({ "type": kind }));
-        let fields = json!({
-            "version": text, "commit": { "type": ["string", "null"] }, "modified": switch,
-            "instructions": text, "processor": text, "command": text,
-        });
-        properties.insert("made_by".into(), json!({ "type": "object", "properties": fields }));
-    }
-    for (name, value) in tags {
-        if let Some(properties) = schema.get_mut("properties").and_then(Value::as_object_mut) {
-            properties.insert(name.into(), json!({ "const": value }));
-        }
-        if let Some(required) = schema.get_mut("required").and_then(Value::as_array_mut) {
-            required.push(name.into());
-        }
-    }
-    schema
 }
 
 /// For tests: a result that is written and read has the same document and the same JSON.

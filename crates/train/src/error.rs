@@ -220,6 +220,12 @@ pub enum Error {
         /// Its error message.
         problem: String,
     },
+    /// A Python interpreter that is missing, or lacks required modules.
+    #[error("{0}")]
+    Python(String),
+    /// A process that was killed by a signal.
+    #[error("{0}")]
+    Process(String),
     /// A part of the program ended without a result.
     #[error("internal error: {0}")]
     Internal(&'static str),
@@ -240,6 +246,7 @@ impl Error {
             Error::Attention(_)
             | Error::NoModel { .. }
             | Error::NoRun { .. }
+            | Error::Python(_)
             | Error::Setting { .. }
             | Error::Toml { .. }
             | Error::UnknownSetting { .. }

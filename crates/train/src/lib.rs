@@ -31,6 +31,7 @@ pub mod sweep;
 pub mod tensorboard;
 #[cfg(test)]
 mod testing;
+pub mod torch;
 
 pub use adamw::{AdamW, AdamWConfig};
 pub use collective::Collective;

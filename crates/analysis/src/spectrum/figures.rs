@@ -29,6 +29,9 @@ const KINDS: [(&str, &str, Which); 3] = [
     ("negative", "negative scores", |terms| &terms.negative),
 ];
 
+/// The end of a conclusion without a sufficient order for most heads.
+const NEXT: &str = " `termwise truncate` measures the loss at these orders, also with coefficients fitted to each head.";
+
 impl Spectrum {
     /// The order that each head needs for an error of 1 %, per layer and head.
     pub fn order_map(&self) -> HeatMap {
@@ -203,9 +206,11 @@ impl Spectrum {
         let around_mean: Vec<_> =
             cuts.iter().filter_map(|cut| cut.centered.as_ref()).map(|cut| (cut.order_for.one_percent, last(&cut.error))).collect();
         let (first, second) = (self.needed(around_zero), self.needed(around_mean));
+        let insufficient = cuts.iter().filter(|cut| cut.order_for.one_percent.is_none()).count();
+        let next = if 2 * insufficient > cuts.len() { NEXT } else { "" };
         match second {
-            Some(second) => format!("{} Around the mean score of each row: {second}", capitalized(&first.unwrap_or_default())),
-            None => capitalized(&first.unwrap_or_default()),
+            Some(second) => format!("{} Around the mean score of each row: {second}{next}", capitalized(&first.unwrap_or_default())),
+            None => capitalized(&first.unwrap_or_default()) + next,
         }
     }
 
@@ -354,6 +359,7 @@ const MAGNITUDE: &str = "The magnitude of order n is the mean of |xⁿ/n!| over 
 #[cfg(test)]
 mod tests {
     use super::super::*;
+    use super::NEXT;
 
     /// Heads with these orders for 1 % and these errors at order 32, in one layer; the largest term is the last.
     fn spectrum(heads: &[(Option<usize>, Option<f64>)]) -> Spectrum {
@@ -405,6 +411,7 @@ mod tests {
         let none = text(&[(None, Some(0.98)), (None, None)]);
         let sentence = "At order 32 the median head still has an error of";
         assert!(none.contains(sentence) && none.contains("no head reaches 1 % at any order up to 32."), "{none}");
+        assert!(spectrum(&[(None, Some(0.98)), (None, None)]).conclusion().ends_with(NEXT) && !spectrum(&some).conclusion().contains(NEXT));
         let document = spectrum(&some).document();
         assert!(
             matches!(document.lead[..2], [termwise_report::Block::Text(_), termwise_report::Block::Figure { .. }]),

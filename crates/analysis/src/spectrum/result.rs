@@ -1,13 +1,12 @@
 //! The results of a spectrum, as stored in `spectrum.json`.
 
-use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// The term spectrum of a model on a text.
 ///
 /// A pair is a query with a visible key. x is the score of a pair as the kernel receives it: scaled, after RoPE, φ and clamp. Everything is
 /// computed in float64 from the float32 activations of the model, over the sampled rows.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Spectrum {
     /// The model.
     pub model: ModelFacts,
@@ -25,7 +24,7 @@ pub struct Spectrum {
 }
 
 /// Sizes of a model.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ModelFacts {
     /// Short name.
     pub name: String,
@@ -40,7 +39,7 @@ pub struct ModelFacts {
 }
 
 /// The text of a spectrum.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct TextFacts {
     /// Sources, as given by the user.
     pub data: Vec<String>,
@@ -53,7 +52,7 @@ pub struct TextFacts {
 }
 
 /// The queries of a spectrum, the same in every head.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct RowFacts {
     /// Measured queries, over all windows.
     pub sampled: u64,
@@ -64,7 +63,7 @@ pub struct RowFacts {
 }
 
 /// Seconds of a measurement.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Timing {
     /// The model's forward pass, without logits.
     pub forward: f64,
@@ -73,7 +72,7 @@ pub struct Timing {
 }
 
 /// A layer.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct LayerSpectrum {
     /// Index, from 0.
     pub layer: usize,
@@ -84,7 +83,7 @@ pub struct LayerSpectrum {
 }
 
 /// A head.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct HeadSpectrum {
     /// Index, from 0.
     pub head: usize,
@@ -105,7 +104,7 @@ pub struct HeadSpectrum {
 }
 
 /// Scores of all pairs.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ScoreFacts {
     /// Mean of x.
     pub mean: f64,
@@ -118,7 +117,7 @@ pub struct ScoreFacts {
 }
 
 /// Entropy of the rows of a head.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct EntropyFacts {
     /// Mean over rows of −Σ p ln p.
     pub nats: f64,
@@ -127,7 +126,7 @@ pub struct EntropyFacts {
 }
 
 /// Mean of |a_n·x^n/n!|, n = 0..99, over all visible pairs, and separately over those with x ≥ 0 and x < 0.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Terms {
     /// All pairs: the published metric, with absolute values and over visible pairs only.
     pub all: Magnitudes,
@@ -138,7 +137,7 @@ pub struct Terms {
 }
 
 /// Magnitudes by order.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Magnitudes {
     /// log10 of the magnitude of each order, null where it is zero. Magnitudes of large scores exceed the range of float64.
     pub log10: Vec<Option<f64>>,
@@ -147,7 +146,7 @@ pub struct Magnitudes {
 }
 
 /// A head whose series is truncated at orders p: w_p(x) = Σ_{n≤p} a_n·x^n/n!.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct CutFacts {
     /// Mean over rows of Σ_s M·w_p / Σ_s M·w, M the decay factor, 1 without decay. Above 1 if negative scores get too much weight. Null outside the range of float64.
     pub share: Vec<Option<f64>>,
@@ -161,7 +160,7 @@ pub struct CutFacts {
 }
 
 /// A head whose series around the mean score of each row is truncated. Softmax is invariant to a shift of a row's scores; its series around 0 is not.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct CenteredCut {
     /// RMS(y_p − y)/RMS(y). Null outside the range of float64.
     pub error: Vec<Option<f64>>,
@@ -170,7 +169,7 @@ pub struct CenteredCut {
 }
 
 /// The lowest even order with an error of at most a bound, null if no measured order is enough.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct OrderFor {
     /// For an error of 10 %.
     pub ten_percent: Option<usize>,
@@ -234,9 +233,4 @@ impl LayerSpectrum {
         let values: Vec<f64> = self.heads.iter().filter_map(value).collect();
         (!values.is_empty()).then(|| values.iter().sum::<f64>() / values.len() as f64)
     }
-}
-
-/// The JSON schema of [`Spectrum`].
-pub fn schema() -> serde_json::Value {
-    termwise_report::tagged_schema::<Spectrum>(schemars::schema_for!(Spectrum).to_value())
 }

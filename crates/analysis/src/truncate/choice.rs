@@ -3,7 +3,6 @@
 use std::fmt;
 use std::str::FromStr;
 
-use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use termwise_attention::parts::kernel::taylor::Taylor;
 use termwise_attention::{Kernel, Variant, View};
@@ -15,7 +14,7 @@ use super::rows::scores;
 use crate::Error;
 
 /// The coefficients of a truncated exponential.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Choice {
     /// a_n = 1.

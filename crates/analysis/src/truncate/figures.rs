@@ -7,6 +7,7 @@ use termwise_report::{
 
 use crate::request::short_name;
 
+use super::Choice;
 use super::report::{Map, Measured, Plan, Point, Report};
 
 impl Documented for Report {
@@ -83,6 +84,9 @@ impl Documented for Report {
     }
 }
 
+const TAYLOR_RISES: &str = "The loss of the Taylor polynomial increases with the order: softmax ignores keys with large negative scores, and an even \
+                            polynomial gives them the weight x^p/p!.";
+
 impl Report {
     /// The verdict on the plan, if there is a plan.
     fn verdict(&self) -> Vec<Block> {
@@ -139,6 +143,15 @@ impl Report {
         Some(Figure { title: "One layer truncated".into(), description, panels: vec![heat.into()] })
     }
 
+    /// Whether the loss of the Taylor polynomial increases from one order to the next.
+    fn taylor_rises(&self) -> bool {
+        let taylor = self.curves.iter().filter(|curve| curve.coefficients == Choice::Taylor);
+        taylor.flat_map(|curve| curve.points.windows(2)).any(|pair| match [&pair[0], &pair[1]].map(|point| point.measured.loss) {
+            [Some(lower), Some(higher)] => higher > lower,
+            _ => false,
+        })
+    }
+
     fn curve_blocks(&self) -> Vec<Block> {
         let all = || self.curves.iter().flat_map(|curve| &curve.points).map(|point| &point.measured);
         let bits = all().any(|found| found.bits_per_byte.is_some());
@@ -170,6 +183,7 @@ impl Report {
         // Finite losses of runs with a problem.
         let doubtful = all().filter(|found| found.loss.is_some()).find_map(|found| found.problem.as_ref());
         blocks.extend(doubtful.map(|problem| Block::Text(format!("Warning: {problem}"))));
+        blocks.extend(self.taylor_rises().then(|| Block::Text(TAYLOR_RISES.into())));
         if !self.kept.is_empty() {
             blocks.push(Block::table("kept", kept));
         }
@@ -251,7 +265,7 @@ fn bytes(n: u64) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{Choice, Curve, Kept, PlannedCut};
+    use super::super::{Curve, Kept, PlannedCut};
     use super::*;
 
     #[test]
@@ -286,6 +300,19 @@ mod tests {
             assert!(text.contains(words), "{words}: {text}");
         }
         termwise_report::reads_again(&report);
+    }
+
+    #[test]
+    fn a_loss_that_increases_with_the_order_is_explained() {
+        let report = |losses: [Option<f64>; 3]| {
+            let measured = |loss| Measured { loss, bits_per_byte: None, problem: None };
+            let points = losses.into_iter().zip([2, 4, 8]);
+            let points = points.map(|(loss, order)| Point { order, state_bytes: None, measured: measured(loss) }).collect();
+            let report = Report { curves: vec![Curve { coefficients: Choice::Taylor, points }], ..Report::default() };
+            report.document().to_markdown().contains("increases with the order")
+        };
+        assert!(report([Some(3.0), Some(2.5), Some(2.75)]));
+        assert!(!report([Some(3.0), Some(2.5), Some(2.25)]) && !report([None, Some(2.5), None]));
     }
 
     #[test]

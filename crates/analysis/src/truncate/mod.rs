@@ -31,7 +31,7 @@ use termwise_train::collective::Collective;
 
 pub use budget::Budget;
 pub use choice::{Calibration, Choice};
-pub use report::{Curve, Kept, Map, Measured, Plan, PlannedCut, Point, Report, schema};
+pub use report::{Curve, Kept, Map, Measured, Plan, PlannedCut, Point, Report};
 pub use request::{Request, Truncated, measure};
 pub use save::{check_place, save};
 pub use text::Texts;

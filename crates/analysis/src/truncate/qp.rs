@@ -171,7 +171,7 @@ fn longest(values: &[f64], step: &[f64]) -> f64 {
     values.iter().zip(step).filter(|(_, step)| **step < 0.0).map(|(value, step)| -value / step).fold(1.0 / 0.99, f64::min)
 }
 
-/// P·A = L·U with partial pivoting.
+/// P·A = L·U with partial pivoting. A pivot of zero is regularized, which the factorizations of `faer` do not do.
 struct Factors {
     lu: Vec<f64>,
     order: Vec<usize>,

@@ -1,13 +1,12 @@
 //! The result of `truncate`, as written to `cut.json`.
 
-use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::choice::Choice;
 use super::text::Tokens;
 
 /// All results, filled in as they are measured.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Report {
     /// The model as requested.
     pub model: String,
@@ -56,7 +55,7 @@ pub struct Report {
 }
 
 /// A measured loss.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Measured {
     /// Cross-entropy in nats per token; absent if NaN or infinite.
     pub loss: Option<f64>,
@@ -69,7 +68,7 @@ pub struct Measured {
 }
 
 /// One kind of coefficients over the orders.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Curve {
     /// The kind.
     pub coefficients: Choice,
@@ -78,7 +77,7 @@ pub struct Curve {
 }
 
 /// The loss at one order.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Point {
     /// Truncation order p.
     pub order: usize,
@@ -90,7 +89,7 @@ pub struct Point {
 }
 
 /// The coefficients that the heads of `calibrated` have at an order, selected on validation text.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Kept {
     /// Truncation order p.
     pub order: usize,
@@ -110,7 +109,7 @@ pub struct Kept {
 }
 
 /// Losses with one layer truncated at a time.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Map {
     /// The coefficients.
     pub coefficients: Choice,
@@ -121,7 +120,7 @@ pub struct Map {
 }
 
 /// Truncations within a budget.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Plan {
     /// Maximum loss as a factor of the original loss.
     pub budget: f64,
@@ -146,7 +145,7 @@ pub struct Plan {
 }
 
 /// All query heads of one KV head truncated at one order.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct PlannedCut {
     /// Layer.
     pub layer: usize,
@@ -198,9 +197,4 @@ impl Report {
     pub fn uncut_loss(&self) -> Option<f64> {
         self.uncut.as_ref()?.loss
     }
-}
-
-/// The JSON schema of [`Report`].
-pub fn schema() -> serde_json::Value {
-    termwise_report::tagged_schema::<Report>(schemars::schema_for!(Report).to_value())
 }

@@ -1,6 +1,5 @@
 //! Splits of the text: calibration, tuning and evaluation use different batches.
 
-use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use termwise_data::{BestLoss, Error as DataError, Result as DataResult, Rows, Source};
 use termwise_train::eval::Windows;
@@ -121,7 +120,7 @@ impl<'a> Texts<'a> {
 }
 
 /// Tokens of each split.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Tokens {
     /// For calibration.
     pub calibration: u64,

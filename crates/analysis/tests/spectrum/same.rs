@@ -1,7 +1,7 @@
 //! Results do not depend on threads, tiles, batches, or on how all rows are requested.
 
 use serde_json::Value;
-use termwise_analysis::spectrum::{Options, RowChoice, Spectrum, Tiles, measure_with, schema};
+use termwise_analysis::spectrum::{Options, RowChoice, Spectrum, Tiles, measure_with};
 use termwise_base::threads;
 use termwise_train::collective::threads::team;
 
@@ -102,50 +102,8 @@ fn windows_are_independent() {
     }
 }
 
-/// Checks types, required keys and items of a value by the part of the schema's language that is used.
-fn validate(value: &Value, schema: &Value, root: &Value, place: &str) {
-    if let Some(reference) = schema["$ref"].as_str() {
-        let name = reference.rsplit('/').next().expect("a name");
-        return validate(value, &root["$defs"][name], root, place);
-    }
-    if let Some(choices) = schema["anyOf"].as_array() {
-        let fits = |choice: &&Value| (choice["type"] == "null") == value.is_null();
-        return validate(value, choices.iter().find(fits).unwrap_or_else(|| panic!("{place}: no choice")), root, place);
-    }
-    if !schema["const"].is_null() {
-        return assert_eq!(*value, schema["const"], "{place}");
-    }
-    let kind = match value {
-        Value::Null => "null",
-        Value::Bool(_) => "boolean",
-        Value::Number(number) if number.is_f64() => "number",
-        Value::Number(_) => "integer",
-        Value::String(_) => "string",
-        Value::Array(_) => "array",
-        Value::Object(_) => "object",
-    };
-    let allowed: Vec<&str> = match &schema["type"] {
-        Value::Array(kinds) => kinds.iter().filter_map(Value::as_str).collect(),
-        kind => kind.as_str().into_iter().collect(),
-    };
-    assert!(allowed.contains(&kind) || (kind == "integer" && allowed.contains(&"number")), "{place} is {kind}, allowed {allowed:?}");
-    if let Value::Object(map) = value {
-        for key in schema["required"].as_array().into_iter().flatten().filter_map(Value::as_str) {
-            assert!(map.contains_key(key), "{place} lacks {key}");
-        }
-        for (key, value) in map {
-            let known = &schema["properties"][key];
-            assert!(!known.is_null(), "{place}.{key} is not in the schema");
-            validate(value, known, root, &format!("{place}.{key}"));
-        }
-    }
-    for (i, value) in value.as_array().into_iter().flatten().enumerate() {
-        validate(value, &schema["items"], root, &format!("{place}[{i}]"));
-    }
-}
-
 #[test]
-fn the_json_follows_the_schema_and_reads_back() {
+fn the_json_reads_back() {
     let map = r#"{"default": "softmax", "layers": {"1": "linear_cosine"}}"#;
     let found = spectrum(&model(map, 2, 0.5), &texts(&[20]), &Options::default());
     let folder = tempfile::tempdir().expect("a folder");
@@ -158,7 +116,5 @@ fn the_json_follows_the_schema_and_reads_back() {
     }
     let text = std::fs::read_to_string(folder.path().join("spectrum.json")).expect("a file");
     let value: Value = serde_json::from_str(&text).expect("JSON");
-    let schema = schema();
-    validate(&value, &schema, &schema, "spectrum");
     assert_eq!(serde_json::from_value::<Spectrum>(value).expect("a spectrum"), found);
 }

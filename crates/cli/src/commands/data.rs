@@ -4,16 +4,15 @@ use std::io;
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
-use termwise_data::{DataConfig, Documents, Prepare, Progress};
+use termwise_data::{DataConfig, Documents, Prepare};
 use termwise_report::Documented;
 use termwise_train::batches::{self, BatchRequest, Batches};
 use termwise_train::settings::{Layer, Settings};
 
 use super::settings::DataSettings;
-use super::source::warning;
 use crate::context::{Context, Output};
 use crate::error::{Exit, Failure};
-use crate::progress::Bar;
+use crate::progress::while_tokenizing;
 
 /// Tokenize and inspect training data
 #[derive(Debug, Subcommand)]
@@ -71,9 +70,7 @@ impl DataArgs {
 
     /// Calls with options that show progress on standard error.
     fn with_progress<T>(&self, quiet: bool, work: impl FnOnce(&Prepare) -> T) -> T {
-        let bar = Bar::new(quiet);
-        let progress = |progress: &Progress| bar.at(progress.read, progress.file_bytes, "bytes tokenized");
-        work(&Prepare { rebuild: self.rebuild, progress: &progress, warn: &warning(quiet), ..Prepare::default() })
+        while_tokenizing(quiet, |how| work(&Prepare { rebuild: self.rebuild, ..how }))
     }
 }
 

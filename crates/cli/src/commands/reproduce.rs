@@ -6,17 +6,17 @@ use std::sync::atomic::Ordering;
 use clap::Args;
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use termwise_experiments::Error;
-use termwise_experiments::reproduce::{self, FILE, Id, Options, Scale, paper};
+use termwise_experiments::reproduce::{self, FILE, Options, Scale, paper};
 use termwise_report::duration;
 use termwise_train::log::print_line;
-use termwise_train::sweep::{Event, Plan, ProcessRunner, SlurmJob, State, Status, SweepControl};
+use termwise_train::sweep::{Event, Plan, ProcessRunner, Status, SweepControl};
 
 use super::share::ShareArgs;
 use super::size;
-use super::sweep::{interrupts, waiting};
+use super::sweep::{STOPPING, waiting};
 use crate::context::{Context, Print};
 use crate::error::{Exit, Failure};
-use crate::progress::Bar;
+use crate::progress::{Bar, stop_or_kill};
 
 /// Reproduce the experiments of two papers, with verdicts
 ///
@@ -97,23 +97,20 @@ fn scales() -> impl TypedValueParser<Value = Scale> {
 
 impl ReproduceArgs {
     fn options(&self, context: &Context) -> Result<Options, Error> {
-        let mqar = !self.experiments.is_empty() && self.experiments.iter().all(|name| name.eq_ignore_ascii_case(Id::Mqar.name()));
-        let scale = self.scale.unwrap_or(if mqar { Scale::Mini } else { Scale::Minute });
-        let defaults = Options::new(scale);
+        let defaults = Options::named(&self.experiments, self.scale)?;
         Ok(Options {
-            ids: Id::parse(&self.experiments, scale)?,
             data: self.data.clone(),
             valid_data: self.valid_data.clone(),
             tokens: self.tokens,
             hours: self.hours,
             seeds: self.seeds,
-            out: self.out.clone().unwrap_or(defaults.out),
+            out: self.out.clone().unwrap_or_else(|| defaults.out.clone()),
             threads: context.threads,
             retry: self.retry,
             rerun_other_builds: self.rerun_other_builds,
             provenance: context.provenance.clone(),
             others: self.share.others(),
-            scale,
+            ..defaults
         })
     }
 }
@@ -133,29 +130,17 @@ pub fn run(args: &ReproduceArgs, context: &mut Context) -> Result<Exit, Failure>
         return Ok(Exit::Success);
     }
     if args.share.submit.is_some() {
-        let states = termwise_train::sweep::states(&declared.schedule.plan, &options.out, false)?;
-        let open = states.iter().filter(|state| matches!(state, State::Open)).count();
-        let mut job = SlurmJob::new();
-        (job.name, job.folder, job.open) = (format!("reproduce-{}", options.scale.name()), options.out.clone(), open);
-        return args.share.submit(job, context);
+        return args.share.submit(declared.slurm_job(&options)?, context);
     }
-    let SweepControl { stop, kill } = interrupts();
+    let SweepControl { stop, kill } = stop_or_kill(STOPPING);
     print(&declared.announcement(&options));
-    if options.scale == Scale::Minute && !options.data.is_empty() {
-        print("note: --data is ignored at scale minute");
-    }
     let bar = Bar::new(args.print.quiet);
     let runner = ProcessRunner::new(context.respawn_argv()?, kill);
     let results = reproduce::run(&options, &declared, &runner, &stop, &mut |plan, event| show(&bar, plan, event));
     drop(bar);
     let results = results?;
     context.print(&results, args.print)?;
-    if results.environment.debug {
-        print("note: this is a debug build; a release build is faster");
-    }
-    if results.builds().len() > 1 {
-        print("warning: the runs were made by several builds; --rerun-other-builds reruns those of other builds");
-    }
+    results.notes().into_iter().for_each(print);
     print(&format!("written: {}, {}", options.out.join("index.html").display(), options.out.join(FILE).display()));
     Ok(match results.is_complete() {
         true => Exit::Success,

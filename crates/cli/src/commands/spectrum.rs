@@ -21,7 +21,6 @@ Examples:
   termwise spectrum                       the newest run in runs/, on the held-out part of its own data
   termwise spectrum runs/first/checkpoints/step-00001000
   termwise spectrum path/to/llama --data book.txt --queries all --tokens 65536 --max-order 64 --out spectrum
-  termwise spectrum --schema > spectrum.schema.json
 
 The published metric is the dominant order over all scores: argmax over n of the mean of |x^n/n!|, here with absolute values and over visible
 pairs only. Queries are sampled from equal parts of each window and are the same for every head.")]
@@ -52,9 +51,6 @@ pub struct SpectrumArgs {
     /// Print the time of forward pass and analysis
     #[arg(long)]
     pub timing: bool,
-    /// Print the JSON schema of spectrum.json and exit
-    #[arg(long)]
-    pub schema: bool,
     #[command(flatten)]
     pub output: Output,
 }
@@ -73,9 +69,6 @@ fn parse_order(text: &str) -> Result<usize, String> {
 }
 
 pub fn run(args: &SpectrumArgs, context: &mut Context) -> Result<Exit, Failure> {
-    if args.schema {
-        return context.schema(&spectrum::schema());
-    }
     context.join()?;
     let request = Request {
         model: args.input.model.clone(),

@@ -1,19 +1,17 @@
 //! `termwise sweep`.
 
 use std::path::PathBuf;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use clap::Args;
 use termwise_report::{counted, duration};
 use termwise_train::log::print_line;
-use termwise_train::sweep::{self, Event, Plan, PlanSource, SlurmJob, State, Status, SweepControl, SweepRequest};
+use termwise_train::sweep::{self, Event, Plan, PlanSource, Status, SweepRequest};
 
 use super::share::ShareArgs;
 use super::size;
 use crate::context::{Context, Print};
 use crate::error::{Exit, Failure};
-use crate::progress::{Bar, stop_or};
+use crate::progress::{Bar, stop_or_kill};
 
 /// Train every combination of settings
 ///
@@ -93,18 +91,12 @@ pub fn run(args: &SweepArgs, context: &mut Context) -> Result<Exit, Failure> {
         print(&format!("note: {equality}"));
     }
     if args.share.submit.is_some() {
-        let found = sweep::list(&request)?;
-        let mut job = SlurmJob::new();
-        job.name = args.file.file_stem().unwrap_or_default().to_string_lossy().into_owned();
-        job.folder = request.folder();
-        job.open = found.states.iter().filter(|state| matches!(state, State::Open)).count();
-        job.gpu = found.plan.jobs.iter().any(|job| job.settings.get("engine").and_then(toml::Value::as_str) == Some("torch"));
-        return args.share.submit(job, context);
+        return args.share.submit(sweep::list(&request)?.slurm_job(&request), context);
     }
     let outcome = match args.list {
         true => sweep::list(&request)?,
         false => {
-            let control = interrupts();
+            let control = stop_or_kill(STOPPING);
             let bar = Bar::new(args.print.quiet);
             sweep::execute(&request, &control, &mut |plan, event| show(&bar, plan, event))?
         }
@@ -134,13 +126,8 @@ pub(super) fn waiting(runs: usize) -> String {
     format!("waiting for {} of other processes; --no-wait exits instead", counted(runs, "run"))
 }
 
-/// The first Ctrl-C requests a stop of all runs, the second does not wait for them.
-pub(super) fn interrupts() -> SweepControl {
-    let kill = Arc::new(AtomicBool::new(false));
-    let flag = kill.clone();
-    let stop = stop_or("waiting up to two minutes for checkpoints", move || flag.store(true, Ordering::Relaxed));
-    SweepControl { stop, kill }
-}
+/// The message after Ctrl-C.
+pub(super) const STOPPING: &str = "waiting up to two minutes for checkpoints";
 
 /// A line for each run that starts or ends, and a progress bar.
 fn show(bar: &Bar, plan: &Plan, event: &Event) {

@@ -8,14 +8,15 @@ use termwise_analysis::bench::peak_gflops;
 use termwise_train::log::print_line;
 use termwise_train::progress::Display;
 use termwise_train::settings::Layer;
-use termwise_train::{PlannedRun, RunOptions, Start, TrainRequest, run as runs};
+use termwise_train::source::cache_folder;
+use termwise_train::torch::{self, TorchEnd, TorchOptions};
+use termwise_train::{PlannedRun, RunOptions, TrainRequest, run as runs};
 
+use super::config;
 use super::settings::AllSettings;
-use super::source::{cache_folder, prepare_with_progress};
-use super::{config, torch};
 use crate::context::{Context, Print};
 use crate::error::{Exit, Failure};
-use crate::progress::{Bar, stop_on_interrupt, stop_with_input};
+use crate::progress::{Bar, stop_on_interrupt, stop_or_kill, stop_with_input, while_tokenizing};
 use crate::ranks::is_rank;
 
 /// Train a model
@@ -81,26 +82,21 @@ pub fn run(args: &TrainArgs, threads: Option<usize>, context: &mut Context) -> R
     let quiet = args.quiet || context.is_silent();
     let mut layers = args.config.iter().map(Layer::read).collect::<Result<Vec<_>, _>>()?;
     layers.push(args.settings.layer(threads)?);
-    let collective = context.ranks.collective.clone();
+    let ranks = context.ranks.collective.clone();
     let mut request = TrainRequest::new(layers);
     (request.runs, request.name) = (args.runs.clone(), args.name.clone());
     (request.resume, request.overwrite) = (args.resume.clone(), args.overwrite);
-    request.ranks = is_rank().then(|| collective.size());
+    request.ranks = is_rank().then(|| ranks.size());
     let planned = request.plan()?;
-    let PlannedRun { folder, start, settings, .. } = planned.clone();
-    if settings.engine == "torch" {
-        return torch::run(args, &settings, (&folder, &start), context);
+    if planned.settings.engine == "torch" {
+        return train_with_torch(args, &planned, context);
     }
-    // Rank 0 tokenizes first; the others read its cache.
-    let prepare = || prepare_with_progress(&settings, &cache_folder(args.cache.as_deref()), quiet);
-    let early = if context.is_silent() { None } else { Some(prepare()?) };
-    collective.barrier()?;
-    let source = early.map_or_else(prepare, Ok)?;
+    let source = while_tokenizing(quiet, |how| planned.open_source(&cache_folder(args.cache.as_deref()), &how, ranks.as_ref()))?;
     // A resumed run was introduced when it started. An existing run is an error.
-    if !quiet && start == Start::Fresh && !folder.join("settings.toml").exists() {
+    if !quiet && planned.is_first() {
         print_line(&planned.introduction(source.vocabulary())?);
     }
-    let stop = stop_on_interrupt(match collective.size() > 1 {
+    let stop = stop_on_interrupt(match ranks.size() > 1 {
         false => "finishing the step and writing a checkpoint",
         true => "finishing the step and writing a checkpoint; if a rank is lost, the newest checkpoint is the last",
     });
@@ -109,18 +105,38 @@ pub fn run(args: &TrainArgs, threads: Option<usize>, context: &mut Context) -> R
     }
     let bar = Bar::new(quiet);
     let options = RunOptions {
-        start,
         display: Display::To(Arc::new(move |event| bar.training(event))),
         stop,
         peak: (!quiet).then(|| peak_gflops() * 1e9),
-        files: settings.tokenizer_files()?,
         provenance: context.provenance.clone(),
-        collective,
-        ..RunOptions::new(&folder)
+        collective: ranks,
+        ..planned.options()?
     };
-    let outcome = runs::train(&settings, source.as_ref(), &options)?;
+    let outcome = runs::train(&planned.settings, source.as_ref(), &options)?;
     // Clears the progress bar before the result is printed.
     drop(options);
     context.print(&outcome, Print { json: args.json, ..Print::default() })?;
     Ok(if outcome.finished { Exit::Success } else { Exit::Interrupted })
+}
+
+/// Starts the PyTorch trainer, forwards signals, and exits with its exit code.
+fn train_with_torch(args: &TrainArgs, planned: &PlannedRun, context: &Context) -> Result<Exit, Failure> {
+    if context.ranks.collective.size() > 1 {
+        return Err(Failure::usage(
+            "engine = torch starts its own processes: run one process with --processes N, or use torchrun instead of mpirun",
+        ));
+    }
+    let mut options = TorchOptions::new(torch::interpreter(context.called_by()));
+    (options.processes, options.cache, options.quiet) = (args.processes, args.cache.clone(), args.quiet);
+    let control = stop_or_kill("waiting for the step and a checkpoint");
+    if args.stop_with_input {
+        stop_with_input(&control.stop);
+    }
+    Ok(match torch::train(planned, &options, &control)? {
+        TorchEnd::Finished => Exit::Success,
+        TorchEnd::Interrupted => Exit::Interrupted,
+        TorchEnd::Locked => Exit::Locked,
+        TorchEnd::Usage => Exit::Usage,
+        TorchEnd::Failed => Exit::Failure,
+    })
 }

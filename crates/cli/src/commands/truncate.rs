@@ -25,7 +25,6 @@ Examples:
   termwise truncate path/to/llama --data book.txt
   termwise truncate path/to/llama --data book.txt --orders 2,4 --budget 2% --context 8192 --save truncated
   termwise truncate path/to/llama --data book.txt --calibration other.txt --out results
-  termwise truncate --schema > cut.schema.json
   termwise generate truncated --prompt Once          uses the states of the plan
   termwise eval path/to/llama --data book.txt --order 4   equals the Taylor result at order 4 with --calibration
 
@@ -85,9 +84,6 @@ pub struct TruncateArgs {
     /// With --save: truncate all layers at this order, calibrated
     #[arg(long, value_name = "P", requires = "save", value_parser = order)]
     pub save_order: Option<usize>,
-    /// Print the JSON schema of cut.json and exit
-    #[arg(long)]
-    pub schema: bool,
     #[command(flatten)]
     pub output: Output,
 }
@@ -100,9 +96,6 @@ fn order(text: &str) -> Result<usize, String> {
 }
 
 pub fn run(args: &TruncateArgs, context: &mut Context) -> Result<Exit, Failure> {
-    if args.schema {
-        return context.schema(&truncate::schema());
-    }
     context.join()?;
     let request = Request {
         model: args.input.model.clone(),

@@ -87,12 +87,6 @@ fn models_of_other_attentions_are_measured() {
 }
 
 #[test]
-fn the_schema_is_printed() {
-    let schema = output(&["spectrum", "--schema"]);
-    assert!(schema["$defs"]["HeadSpectrum"]["properties"]["entropy"].is_object(), "{schema}");
-}
-
-#[test]
 fn a_real_model_on_its_own_text() {
     let Some(shared) = termwise_base::test_skip::shared("data") else { return };
     let place = Place::new();

@@ -49,11 +49,6 @@ fn numbers_are_those_of_eval_and_the_saved_model_works() {
     assert!(report["plan"]["cuts"].as_array().is_some_and(|cuts| !cuts.is_empty()));
     let written = std::fs::read_to_string(Path::new(&out).join("cut.json")).expect("a file");
     assert_eq!(serde_json::from_str::<serde_json::Value>(&written).expect("JSON"), report);
-    let schema = json(&["truncate", "--schema"]);
-    let described = |place: &str, key: &String| schema.pointer(place).is_some_and(|properties| properties[key].is_object());
-    assert!(report.as_object().is_some_and(|report| report.keys().all(|key| described("/properties", key))), "{schema}");
-    let plan = report["plan"].as_object().expect("a plan");
-    assert!(plan.keys().all(|key| described("/$defs/Plan/properties", key)), "{schema}");
     for name in ["index.html", "figures/loss-by-order.svg", "figures/one-layer.png", "tables/plan.csv"] {
         assert!(Path::new(&out).join(name).is_file(), "{name}");
     }

@@ -231,12 +231,25 @@ fn varied(found: &[FolderRun]) -> Vec<String> {
     if found.iter().all(|one| one.settings.get("horizon") == one.settings.get("steps")) {
         keys.retain(|key| key != "horizon");
     }
+    // Defaults depend on the data, which the label names.
+    let usual: Vec<Option<Table>> = found.iter().map(|one| defaults(one.settings.get("data")?)).collect();
+    let is_default = |key: &str| {
+        found.iter().zip(&usual).all(|(one, usual)| usual.as_ref().is_some_and(|usual| usual.get(key) == one.settings.get(key)))
+    };
+    keys.retain(|key| matches!(key.as_str(), "attention" | "data") || !is_default(key));
     keys
+}
+
+/// The default settings of a run on these data.
+fn defaults(data: &Value) -> Option<Table> {
+    let layer = Layer::new(Table::from_iter([("data".to_owned(), data.clone())]), "the data").ok()?;
+    Settings::resolve(&[layer]).ok()?.to_toml().parse().ok()
 }
 
 fn plain(value: Option<&Value>) -> String {
     match value {
         Some(Value::String(text)) => text.clone(),
+        Some(Value::Array(items)) => items.iter().map(|item| plain(Some(item))).collect::<Vec<_>>().join(","),
         Some(other) => other.to_string(),
         None => "none".into(),
     }

@@ -52,7 +52,7 @@ use std::time::Instant;
 
 use termwise_report::counted;
 use termwise_train::provenance::Provenance;
-use termwise_train::sweep::{self, Event, Plan, Runner, State};
+use termwise_train::sweep::{self, Event, Plan, Runner, SlurmJob, State};
 
 pub use claim::{Claim, Decision, Rule, Side, Verdict};
 pub use declaration::{Declaration, FILE as CLAIMS_FILE};
@@ -104,6 +104,16 @@ pub struct Options {
 }
 
 impl Options {
+    /// Experiments by name; `all` or no names: all of the scale. Default scale: minute, or mini for mqar alone.
+    ///
+    /// # Errors
+    /// If an experiment is unknown or not part of the scale.
+    pub fn named(names: &[String], scale: Option<Scale>) -> Result<Options, Error> {
+        let mqar = !names.is_empty() && names.iter().all(|name| name.eq_ignore_ascii_case(Id::Mqar.name()));
+        let scale = scale.unwrap_or(if mqar { Scale::Mini } else { Scale::Minute });
+        Ok(Options { ids: Id::parse(names, scale)?, ..Options::new(scale) })
+    }
+
     /// All experiments of this scale.
     pub fn new(scale: Scale) -> Options {
         let out = Path::new("reproduce").join(scale.name());
@@ -129,14 +139,25 @@ pub struct Declared {
 }
 
 impl Declared {
-    /// Experiments, scale, number of runs and folder, in one sentence.
+    /// Experiments, scale, number of runs and folder, and a note if an option has no effect.
     pub fn announcement(&self, options: &Options) -> String {
         let names: Vec<&str> = self.experiments.iter().map(|experiment| experiment.id.name()).collect();
         let (runs, waiting) = (self.schedule.plan.jobs.len(), self.schedule.waiting);
         let (many, seeds) = (counted(runs, "run"), counted(options.seeds.unwrap_or(options.scale.seeds()), "seed"));
         let (names, scale, at_once) = (names.join(", "), options.scale.name(), options.threads.min(runs.max(1)));
         let waiting = if waiting == 0 { String::new() } else { format!(" and {waiting} more once learning rates are chosen") };
-        format!("{names} at scale {scale}: {many} with {seeds} each{waiting}, {at_once} at a time, in {}", options.out.display())
+        let ignored = options.scale == Scale::Minute && !options.data.is_empty();
+        let note = if ignored { "\nnote: --data is ignored at scale minute" } else { "" };
+        format!("{names} at scale {scale}: {many} with {seeds} each{waiting}, {at_once} at a time, in {}{note}", options.out.display())
+    }
+
+    /// The job array of all open runs.
+    ///
+    /// # Errors
+    /// If the folder of results cannot be read.
+    pub fn slurm_job(&self, options: &Options) -> Result<SlurmJob, Error> {
+        let states = sweep::states(&self.schedule.plan, &options.out, false)?;
+        Ok(SlurmJob::of(&format!("reproduce-{}", options.scale.name()), &options.out, &self.schedule.plan, &states))
     }
 }
 

@@ -344,6 +344,13 @@ impl Results {
         builds
     }
 
+    /// Notes on the builds of these results, one line each.
+    pub fn notes(&self) -> Vec<&'static str> {
+        let debug = self.environment.debug.then_some("note: this is a debug build; a release build is faster");
+        let several = "warning: the runs were made by several builds; --rerun-other-builds reruns those of other builds";
+        debug.into_iter().chain((self.builds().len() > 1).then_some(several)).collect()
+    }
+
     /// Whether every run has ended and all runs that decide claims have finished. A tuning run may fail if its learning rate is too high.
     pub fn is_complete(&self) -> bool {
         let ended = |run: &Run| run.status == "finished" || run.tuning && run.status == "failed";

@@ -2,11 +2,13 @@
 
 use std::path::{Component, Path, PathBuf};
 
-use termwise_data::Builtin;
+use termwise_data::{Builtin, Prepare, Source};
 use termwise_model::ParamLayout;
 use termwise_report::{counted, thousands};
 
-use super::{Start, resume_at, resumed_settings};
+use super::{RunOptions, Start, resume_at, resumed_settings};
+use crate::checkpoint::SETTINGS;
+use crate::collective::Collective;
 use crate::error::{Error, Result};
 use crate::settings::{Layer, Settings};
 
@@ -90,6 +92,30 @@ impl TrainRequest {
 }
 
 impl PlannedRun {
+    /// Opens the data. Rank 0 tokenizes them first, and the other ranks read its cache.
+    ///
+    /// # Errors
+    /// If the data cannot be read, or if a rank has ended.
+    pub fn open_source(&self, cache: &Path, how: &Prepare, ranks: &dyn Collective) -> Result<Box<dyn Source>> {
+        let open = || self.settings.open_source(cache, how);
+        let early = if ranks.rank() > 0 { None } else { Some(open()?) };
+        ranks.barrier()?;
+        early.map_or_else(open, Ok)
+    }
+
+    /// Options with the folder, start and tokenizer files of this run.
+    ///
+    /// # Errors
+    /// If the tokenizer cannot be read.
+    pub fn options(&self) -> Result<RunOptions> {
+        Ok(RunOptions { start: self.start.clone(), files: self.settings.tokenizer_files()?, ..RunOptions::new(&self.folder) })
+    }
+
+    /// Whether the run begins at step 0 in a directory without a run.
+    pub fn is_first(&self) -> bool {
+        self.start == Start::Fresh && !self.folder.join(SETTINGS).exists()
+    }
+
     /// Model, attention, data, tokens and folder, one line each.
     ///
     /// # Errors

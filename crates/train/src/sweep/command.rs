@@ -10,7 +10,8 @@ use termwise_base::provenance::Provenance;
 use termwise_report::{Block, Cell, Document, Table, counted};
 
 use super::{
-    Event, Options, Others, Plan, ProcessRunner, Record, State, Status, Summary, TrainingSchema, equalities, run, states, writing_alone,
+    Event, Options, Others, Plan, ProcessRunner, Record, SlurmJob, State, Status, Summary, TrainingSchema, equalities, run, states,
+    writing_alone,
 };
 use crate::error::{Error, Result};
 
@@ -52,7 +53,7 @@ pub struct SweepRequest {
     pub provenance: Provenance,
 }
 
-/// Flags that end a sweep.
+/// Flags that end other processes: the runs of a sweep, or the PyTorch trainer.
 #[derive(Clone, Debug, Default)]
 pub struct SweepControl {
     /// Lets every run write a checkpoint.
@@ -154,6 +155,13 @@ impl SweepOutcome {
         let problem = format!("no run has measured the metric `{}`, by which runs are compared; measured were {there}", self.plan.metric);
         let path = if let PlanSource::File(file) = &request.plan { file.clone() } else { "the plan".into() };
         Err(Error::Sweep { path, problem })
+    }
+
+    /// The job array of all open runs.
+    pub fn slurm_job(&self, request: &SweepRequest) -> SlurmJob {
+        let folder = request.folder();
+        let named = if let PlanSource::File(file) = &request.plan { file.file_stem() } else { folder.file_name() };
+        SlurmJob::of(&named.unwrap_or_default().to_string_lossy(), &folder, &self.plan, &self.states)
     }
 
     /// Every run with its settings and status.

@@ -5,6 +5,8 @@ use std::path::{Path, PathBuf};
 
 use termwise_base::files::{create_folder, write_whole};
 
+use super::plan::Plan;
+use super::schedule::State;
 use crate::error::{Error, Result};
 
 /// Largest number of jobs unless it is given.
@@ -33,9 +35,11 @@ pub struct SlurmJob {
 }
 
 impl SlurmJob {
-    /// An empty job.
-    pub fn new() -> SlurmJob {
-        SlurmJob::default()
+    /// All open runs of a plan.
+    pub fn of(name: &str, folder: &Path, plan: &Plan, states: &[State]) -> SlurmJob {
+        let open = states.iter().filter(|state| matches!(state, State::Open)).count();
+        let gpu = plan.jobs.iter().any(|job| job.settings.get("engine").and_then(toml::Value::as_str) == Some("torch"));
+        SlurmJob { name: name.into(), folder: folder.to_owned(), open, gpu, ..SlurmJob::default() }
     }
 
     /// Writes `submit.sbatch` into the folder of results. Returns its path and its text.
@@ -149,7 +153,7 @@ mod tests {
             options: vec!["--partition=x".into()],
             command: kept,
             threads: 4,
-            ..SlurmJob::new()
+            ..SlurmJob::default()
         };
         let text = script(&job, Path::new("/home/it's")).expect("a script");
         for line in [
@@ -176,7 +180,7 @@ mod tests {
     #[test]
     fn a_script_is_written_into_the_folder_of_results() {
         let folder = tempfile::tempdir().expect("a folder");
-        let job = SlurmJob { folder: folder.path().join("new"), open: 100, ..SlurmJob::new() };
+        let job = SlurmJob { folder: folder.path().join("new"), open: 100, ..SlurmJob::default() };
         let (path, text) = job.write().expect("a script");
         assert_eq!(std::fs::read_to_string(path).expect("a file"), text);
         assert!(text.contains("#SBATCH --array=0-15\n"), "at most 16 jobs: {text}");
