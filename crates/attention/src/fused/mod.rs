@@ -41,7 +41,7 @@ pub use crate::fused::scratch::Scratch;
 use crate::fused::call::{Call, PastKeys};
 use crate::fused::plan::CallPlan;
 use crate::fused::prepare::channel_decay;
-use crate::fused::prepare::gates::{self, Gates};
+use crate::fused::prepare::gates::{self, GateFactors};
 use crate::fused::prepared::Prepared;
 use crate::fused::scratch::CallScratch;
 use crate::fused::tiles::backward::TileInputs;
@@ -104,7 +104,7 @@ fn backward(plan: &CallPlan, inputs: &Inputs<f32>, scratch: &mut CallScratch, sa
         delta::forward(&prepared, true, &[], values, delta);
     }
 
-    epilogue::backward(call, &Gates::new(call, gates), saved, dy, &mut own.epilogue, &mut own.gates);
+    epilogue::backward(call, &GateFactors::new(call, gates), saved, dy, &mut own.epilogue, &mut own.gates);
     if plan.has_far_keys() {
         join::backward(call, saved[2], &mut own.epilogue);
     }

@@ -1,7 +1,7 @@
 //! Step 5: the near or the far branch of a head. Scores and weights of pairs (t, s), and their gradients.
 
 use crate::naive::add_scaled;
-use crate::naive::features::{FeatureGrads, Features};
+use crate::naive::features::{HeadFeatureGrads, HeadFeatures};
 use crate::parts::cap;
 use crate::parts::kernel::hedgehog;
 use crate::{AuxKind, AuxTensor, Inputs, Kernel, KeyRange, Real, ScoreFn};
@@ -14,8 +14,8 @@ pub(crate) struct Branch<'a, R> {
     pub score_fn: ScoreFn,
     /// The factor of the scores of each query, [length].
     pub scales: Vec<f64>,
-    pub q: Features<'a, R>,
-    pub k: Features<'a, R>,
+    pub q: HeadFeatures<'a, R>,
+    pub k: HeadFeatures<'a, R>,
     /// c_{t,i}, [length, width]; empty without a decay per channel.
     pub decay: Vec<f64>,
 }
@@ -86,8 +86,8 @@ impl<'a, R: Real> Branch<'a, R> {
             })
         };
         let map = score_fn.kernel.map();
-        let q = Features::new(q, d, matrix(AuxKind::DimQ, head), learned(AuxKind::FeatureQ, AuxKind::FeatureQBias, head), map);
-        let k = Features::new(k, d, matrix(AuxKind::DimK, kv_head), learned(AuxKind::FeatureK, AuxKind::FeatureKBias, kv_head), map);
+        let q = HeadFeatures::new(q, d, matrix(AuxKind::DimQ, head), learned(AuxKind::FeatureQ, AuxKind::FeatureQBias, head), map);
+        let k = HeadFeatures::new(k, d, matrix(AuxKind::DimK, kv_head), learned(AuxKind::FeatureK, AuxKind::FeatureKBias, kv_head), map);
         let scales = vec![score_fn.scale_for(d); q.rows()];
         Branch { range, score_fn, scales, q, k, decay }
     }
@@ -184,7 +184,7 @@ impl<'a, R: Real> Branch<'a, R> {
     }
 
     /// Adds the gradients of q and k after RoPE, [length, d]; returns those of the tensors of q and of k.
-    pub fn features_backward(&self, g: &BranchGrads<R>, (q, dq): (&[R], &mut [R]), (k, dk): (&[R], &mut [R])) -> [FeatureGrads<R>; 2] {
+    pub fn features_backward(&self, g: &BranchGrads<R>, (q, dq): (&[R], &mut [R]), (k, dk): (&[R], &mut [R])) -> [HeadFeatureGrads<R>; 2] {
         [self.q.backward(q, &g.q, dq), self.k.backward(k, &g.k, dk)]
     }
 }

@@ -4,7 +4,7 @@ use crate::epilogue::{Row, RowGrads};
 use crate::naive::branch::{Branch, BranchGrads, Score, Tensors};
 use crate::naive::gates::{Gates, count};
 use crate::naive::head_slice::HeadSlice;
-use crate::naive::prepare::{Prepared, Steps};
+use crate::naive::prepare::{PreparedTensor, Steps};
 use crate::naive::{add_to, decay, heavy_hitters};
 use crate::parts::quantize::RowFormat;
 use crate::{AuxKind, Grads, Inputs, KeyRange, Layer, Real, Rows, Shape, Variant};
@@ -18,9 +18,9 @@ pub(crate) struct Head<'a, R> {
     shape: Shape,
     pub length: usize,
     pub e: usize,
-    q: Prepared<'a, R>,
-    k: Prepared<'a, R>,
-    pub v: Prepared<'a, R>,
+    q: PreparedTensor<'a, R>,
+    k: PreparedTensor<'a, R>,
+    pub v: PreparedTensor<'a, R>,
     pub near: Branch<'a, R>,
     pub far: Option<Branch<'a, R>>,
     pub gates: Gates<R>,
@@ -48,7 +48,7 @@ impl<'a, R: Real> Head<'a, R> {
         let q = prepare(query, inputs.q(), AuxKind::ConvQ, AuxKind::QNorm);
         let mut k = prepare(key, inputs.k(), AuxKind::ConvK, AuxKind::KNorm);
         let steps = Steps { taps: filters(&variant, inputs, key, AuxKind::ConvV, (e, false)), norm: None, rope: None };
-        let mut v = Prepared::new(key.read(inputs.v(), e), e, (e, 0), steps);
+        let mut v = PreparedTensor::new(key.read(inputs.v(), e), e, (e, 0), steps);
         quantize_cache(&variant, (&mut k.rotated, d), (&mut v.rotated, e));
 
         let gates = Gates::new(&variant, inputs, query, key, e);
@@ -223,7 +223,7 @@ impl<'a, R: Real> Head<'a, R> {
     fn prepare_backward(
         &self,
         (which, conv, norm): (usize, AuxKind, AuxKind),
-        x: &Prepared<R>,
+        x: &PreparedTensor<R>,
         slice: HeadSlice,
         gradient: Vec<R>,
         grads: &mut Grads<R>,
@@ -247,14 +247,14 @@ fn prepared<'a, R: Real>(
     slice: HeadSlice,
     (x, d): (Rows<'a, R>, usize),
     (conv, norm): (AuxKind, AuxKind),
-) -> Prepared<'a, R> {
+) -> PreparedTensor<'a, R> {
     let over_heads = norm_over_heads(variant);
     let norm = variant.qk_norm.as_ref().map(|part| (part, if part.has_weight() { inputs.aux(norm) } else { &[][..] }));
     let taps = filters(variant, inputs, slice, conv, (d, over_heads));
     let steps = Steps { taps, norm, rope: layer.rope().filter(|_| variant.rope) };
     match over_heads {
-        true => Prepared::new(slice.read_all(x, d), d, (slice.heads * d, slice.head * d), steps),
-        false => Prepared::new(slice.read(x, d), d, (d, 0), steps),
+        true => PreparedTensor::new(slice.read_all(x, d), d, (slice.heads * d, slice.head * d), steps),
+        false => PreparedTensor::new(slice.read(x, d), d, (d, 0), steps),
     }
 }
 

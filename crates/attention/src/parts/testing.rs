@@ -210,13 +210,13 @@ impl<K: KernelPart> Task for Vectors<'_, K> {
 }
 
 /// w·e^{−ρ} and its slope, over a slice.
-pub struct Scaled<'a, K> {
+pub struct ScaledSlice<'a, K> {
     pub kernel: &'a K,
     pub x: &'a [f32],
     pub rho: f32,
 }
 
-impl<K: KernelPart> Task for Scaled<'_, K> {
+impl<K: KernelPart> Task for ScaledSlice<'_, K> {
     type Output = [Vec<f32>; 2];
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) -> Self::Output {
@@ -242,7 +242,7 @@ pub fn check_scaled<K: KernelPart>(kernel: &K, reach: f32) {
     let rho = kernel.log_bound(reach);
     let factor = (-rho as f64).exp();
     for isa in Isa::available() {
-        let [values, slopes] = dispatch_on(isa, Scaled { kernel, x: &x, rho });
+        let [values, slopes] = dispatch_on(isa, ScaledSlice { kernel, x: &x, rho });
         for (i, &x) in x.iter().enumerate() {
             let (w, slope) = (factor * kernel.value(x as f64), factor * kernel.slope(x as f64));
             // Subnormal float32 numbers are sparse.

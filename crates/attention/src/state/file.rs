@@ -61,12 +61,12 @@ enum Values<'a> {
     Wide(Cow<'a, [f64]>),
 }
 
-struct Tensor<'a> {
+struct FileTensor<'a> {
     shape: Vec<usize>,
     values: Values<'a>,
 }
 
-impl View for Tensor<'_> {
+impl View for FileTensor<'_> {
     fn dtype(&self) -> Dtype {
         match self.values {
             Values::Wide(_) => Dtype::F64,
@@ -190,7 +190,7 @@ impl State {
                 Some(parsed) => state.steps.positions = parsed,
                 None => return Err(file_error(path, format!("layer {i} has no {} positions, found `{positions}`", batch))),
             }
-            state.fill(&Source { path, tensors: &tensors, layer: i, e: state.shape.e })?;
+            state.fill(&LayerTensors { path, tensors: &tensors, layer: i, e: state.shape.e })?;
             states.push(state);
         }
         Ok(states)
@@ -212,9 +212,9 @@ impl State {
         ]
     }
 
-    fn tensors(&self) -> Vec<(String, Tensor<'_>)> {
+    fn tensors(&self) -> Vec<(String, FileTensor<'_>)> {
         let mut tensors = Vec::new();
-        let mut add = |name: String, shape: &[usize], values| tensors.push((name, Tensor { shape: shape.to_vec(), values }));
+        let mut add = |name: String, shape: &[usize], values| tensors.push((name, FileTensor { shape: shape.to_vec(), values }));
         let flat = |values| Values::Rows(values, 1, 1);
         let e = self.shape.e;
         for (index, state) in self.groups.iter().enumerate() {
@@ -300,7 +300,7 @@ impl State {
     }
 
     /// Reads all tensors of a file; positions are already set.
-    fn fill(&mut self, source: &Source) -> Result<(), Error> {
+    fn fill(&mut self, source: &LayerTensors) -> Result<(), Error> {
         let (e, groups) = (self.shape.e, self.bases.len());
         let plan = self.layer.state_plan(self.memory);
         for (index, state) in self.groups.iter_mut().enumerate() {
@@ -411,7 +411,7 @@ fn expect(path: &Path, what: &str, asked: &str, found: &str) -> Result<(), Error
 }
 
 /// One layer of a file.
-struct Source<'a> {
+struct LayerTensors<'a> {
     path: &'a Path,
     tensors: &'a SafeTensors<'a>,
     layer: usize,
@@ -419,7 +419,7 @@ struct Source<'a> {
     e: usize,
 }
 
-impl Source<'_> {
+impl LayerTensors<'_> {
     /// The bytes of a tensor of this type and shape.
     fn bytes(&self, name: &str, dtype: Dtype, shape: &[usize]) -> Result<&[u8], Error> {
         let name = format!("layer.{}.{name}", self.layer);
