@@ -108,7 +108,6 @@ fn backward(plan: &CallPlan, inputs: &Inputs<f32>, scratch: &mut CallScratch, sa
     if plan.has_far_keys() {
         join::backward(call, saved[2], &mut own.epilogue);
     }
-    own.tiles.clear_sums();
     let prepared = &prepared.with_values(values);
     let tile_inputs = &TileInputs { prepared, rho: saved[2], du: &own.epilogue.du, dz: &own.epilogue.dz };
     if plan.has_parallel_heads() {
@@ -128,6 +127,10 @@ fn backward(plan: &CallPlan, inputs: &Inputs<f32>, scratch: &mut CallScratch, sa
     if plan.has_gates() {
         gates::backward(call, gates, &mut own.tiles, &mut own.gates, grads);
     }
-    own.epilogue.add_parameters(plan, grads);
-    own.tiles.add_learned(plan, grads);
+    if plan.has_epilogue_parameters() {
+        own.epilogue.add_parameters(plan, grads);
+    }
+    if plan.learns_coefficients() {
+        own.tiles.add_learned(plan, grads);
+    }
 }

@@ -7,7 +7,7 @@ pub(in crate::fused) use crate::layer::HeadPlan;
 use crate::layer::KeyTransform;
 use crate::parts::distance::Distance;
 use crate::parts::gate::PostGate;
-use crate::{Error, Inputs, Kernel, KeyRange, Layer, Shape, StateKind};
+use crate::{AuxKind, Error, Inputs, Kernel, KeyRange, Layer, Shape, StateKind};
 use termwise_kernels::basis::Basis;
 use termwise_kernels::score_rows::Rescale;
 use termwise_kernels::{PAD, TILE};
@@ -419,6 +419,17 @@ impl CallPlan {
     /// Whether any head sees far keys.
     pub fn has_far_keys(&self) -> bool {
         self.far.iter().any(Option::is_some)
+    }
+
+    /// Whether any head has parameters that its epilogue reads: a norm with weights, or a learned sink.
+    pub fn has_epilogue_parameters(&self) -> bool {
+        let kinds = [AuxKind::Sink, AuxKind::NormWeight, AuxKind::NormBias];
+        self.heads.iter().any(|head| kinds.into_iter().any(|kind| head.variant.needs(kind)))
+    }
+
+    /// Whether any kernel has learned coefficients.
+    pub fn learns_coefficients(&self) -> bool {
+        KeyRange::ALL.into_iter().any(|range| self.learned(range) > 0)
     }
 
     /// Whether any head has a post gate per channel.
