@@ -91,17 +91,17 @@ impl View for FileTensor<'_> {
                     key.iter().for_each(|x| bytes.extend(x.to_le_bytes()));
                 }
             }
-            Values::KeysOfRing(ring, places) => {
+            Values::KeysOfRing(ring, slots) => {
                 let mut key = vec![0.0f32; ring.d];
-                for &place in places {
-                    ring.key(place, &mut key);
+                for &slot in slots {
+                    ring.key(slot, &mut key);
                     key.iter().for_each(|x| bytes.extend(x.to_le_bytes()));
                 }
             }
-            Values::RowsOfRing(ring, places) => {
+            Values::RowsOfRing(ring, slots) => {
                 let mut value = vec![0.0f32; ring.ep];
-                for &place in places {
-                    ring.value(place, &mut value);
+                for &slot in slots {
+                    ring.value(slot, &mut value);
                     value[..ring.e].iter().for_each(|x| bytes.extend(x.to_le_bytes()));
                 }
             }
@@ -241,23 +241,23 @@ impl State {
                     }
                 }
                 GroupMemory::Ring(ring) => {
-                    let places: Vec<usize> = match ring.layout.plain {
+                    let slots: Vec<usize> = match ring.layout.plain {
                         true => (0..ring.float_len(ring.next)).collect(),
-                        false => ring.layout.positions(ring.next).map(|position| ring.layout.place(position)).collect(),
+                        false => ring.layout.positions(ring.next).map(|position| ring.layout.slot(position)).collect(),
                     };
-                    let len = places.len();
+                    let len = slots.len();
                     for (j, per_key) in ring.per_key.iter().enumerate() {
                         if !per_key.weights.is_empty() {
-                            let weights = places.iter().map(|&place| per_key.weights[place]).collect();
+                            let weights = slots.iter().map(|&slot| per_key.weights[slot]).collect();
                             add(format!("{name}.head.{j}.weights"), &[len], Values::Narrow(weights));
                         }
                         if !per_key.log_decay.is_empty() {
-                            let log_decay: Vec<f64> = places.iter().map(|&place| per_key.log_decay[place]).collect();
+                            let log_decay: Vec<f64> = slots.iter().map(|&slot| per_key.log_decay[slot]).collect();
                             add(format!("{name}.head.{j}.decay"), &[len], Values::Wide(log_decay.into()));
                         }
                     }
-                    add(format!("{name}.keys"), &[len, ring.d], Values::KeysOfRing(ring, places.clone()));
-                    add(format!("{name}.values"), &[len, e], Values::RowsOfRing(ring, places));
+                    add(format!("{name}.keys"), &[len, ring.d], Values::KeysOfRing(ring, slots.clone()));
+                    add(format!("{name}.values"), &[len, e], Values::RowsOfRing(ring, slots));
                     for (i, block) in ring.code_blocks().enumerate() {
                         add(format!("{name}.codes.{i}.keys"), &[block.keys.len()], Values::Codes(&block.keys));
                         add(format!("{name}.codes.{i}.values"), &[block.values.len()], Values::Codes(&block.values));
@@ -453,21 +453,21 @@ impl LayerTensors<'_> {
             return Err(file_error(self.path, problem));
         };
         // Rows are in the order of slots, or of positions; the latter may be more than the window.
-        let place = |row: usize| {
+        let slot = |row: usize| {
             let position = if row < layout.distance.sinks { row } else { row + skipped };
             let is_kept = row < layout.distance.sinks || next - position <= layout.distance.window;
-            if layout.plain { Some(row) } else { is_kept.then(|| layout.place(position)) }
+            if layout.plain { Some(row) } else { is_kept.then(|| layout.slot(position)) }
         };
         let (keys, values) = (self.matrix(&keys_name, [len, ring.d])?, self.values(name, len)?);
         ring.resume(next)?;
         for (row, (key, value)) in keys.chunks_exact(ring.d).zip(values.chunks_exact(self.e)).enumerate() {
-            if let Some(place) = place(row) {
-                ring.write(place, key, value);
+            if let Some(slot) = slot(row) {
+                ring.write(slot, key, value);
             }
         }
         self.per_key(name, len, heads, |head, row, weight, log_decay| {
-            if let Some(place) = place(row) {
-                ring.per_key[head].set(place, weight, log_decay);
+            if let Some(slot) = slot(row) {
+                ring.per_key[head].set(slot, weight, log_decay);
             }
         })?;
         for (i, block) in ring.code_blocks_mut().enumerate() {

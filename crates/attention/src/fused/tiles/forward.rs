@@ -180,7 +180,7 @@ impl<P: TilePrecision> Task for CallTile<'_, '_, P> {
 #[derive(Clone, Copy)]
 struct VisibleKeys<'a> {
     /// The block of a cache and the position of the first row, or the start and length of the tile.
-    place: KeySource<'a>,
+    source: KeySource<'a>,
     distance: Distance,
     range: KeyRange,
 }
@@ -195,7 +195,7 @@ impl VisibleKeys<'_> {
     /// The keys visible to row r.
     #[inline(always)]
     fn row(self, r: usize) -> Visible {
-        match (self.place, self.range) {
+        match (self.source, self.range) {
             (KeySource::Cached(cache, block, first), KeyRange::Near) => cache.near_visible(self.distance, block, first + r),
             (KeySource::Cached(cache, block, first), KeyRange::Far) => cache.far_visible(self.distance, block, first + r),
             (KeySource::Tile(start, tile), KeyRange::Near) => self.distance.visible(r, start, tile),
@@ -347,14 +347,14 @@ impl<P: TilePrecision> Task for ForwardTile<'_, '_, P> {
             };
             for step in 0..blocks + sinks + end - near {
                 let begun = keys.begun || step > 0;
-                let (kt, pitch, v, key_weights, base, place);
+                let (kt, pitch, v, key_weights, base, source);
                 match self.cached.as_ref().filter(|_| step < blocks) {
                     Some(cached) => {
                         let c = cached.block(step, &mut columns, &mut cached_weights);
                         kt = cached.cache.block_keys(step, far, width);
                         v = &cached.cache.values[step * BLOCK * l.ep..][..BLOCK * l.ep];
                         key_weights = head.weighs_keys.then_some(&cached_weights[..]);
-                        (pitch, base, place) = (BLOCK, decay.map(|_| c), KeySource::Cached(cached.cache, step, begins));
+                        (pitch, base, source) = (BLOCK, decay.map(|_| c), KeySource::Cached(cached.cache, step, begins));
                     }
                     None => {
                         let i = step - blocks;
@@ -364,10 +364,11 @@ impl<P: TilePrecision> Task for ForwardTile<'_, '_, P> {
                         v = &c.v[(kv * l.tp() + s0) * l.ep..][..l.tile * l.ep];
                         key_weights = c.gates.tile_weights(l, self.h, n, tile);
                         base = decay.map(|decay| decay_columns(&decay[s0..s0 + l.pitch], &mut columns));
-                        (pitch, place) = (l.pitch, KeySource::Tile(s0, l.tile));
+                        (pitch, source) = (l.pitch, KeySource::Tile(s0, l.tile));
                     }
                 }
-                let seen = VisibleKeys { place, distance: if matches!(place, KeySource::Cached(..)) { distance } else { relative }, range };
+                let seen =
+                    VisibleKeys { source, distance: if matches!(source, KeySource::Cached(..)) { distance } else { relative }, range };
                 // A weight of zero times NaN or infinity is NaN. If a value is NaN or infinite and some row does not see all keys,
                 // each row is multiplied only by its visible values. Checked once for all rows of the tile.
                 let seen_keys = if counted > first { seen.rows(first..counted) } else { 0 };
@@ -383,7 +384,7 @@ impl<P: TilePrecision> Task for ForwardTile<'_, '_, P> {
                     }
                     let padded = keys.next_multiple_of(PAD);
                     let q = &q[(r0 - first) * l.dp..][..(r1 - r0) * l.dp];
-                    match (&channels, place) {
+                    match (&channels, source) {
                         (None, _) => {
                             let left_q = &left_q[(r0 - first) * l.dp..];
                             precision.multiply::<S, false>(
