@@ -1,7 +1,7 @@
-//! The windowed KV cache: sinks, a ring of the last W keys, and slots for heavy heavy_hitter_count, in memory of a fixed size.
+//! The windowed KV cache: sinks, a ring of the last W keys, and slots for heavy hitters, in memory of a fixed size.
 //!
 //! ```text
-//! slots      sinks 0..S · ring S..S + W, position s ≥ S at S + (s − S) mod W · heavy heavy_hitter_count S + W..S + W + N
+//! slots      sinks 0..S · ring S..S + W, position s ≥ S at S + (s − S) mod W · heavy hitters S + W..S + W + N
 //! a block    keys transposed [d, slots], values as rows [slots, ep]; at most 128 slots, allocated when the first of them is needed
 //! 16, 8 or   codes of keys [d, slots] and of values [slots, e], in bytes; scales of keys [groups of d, slots] and of values [slots, groups of e];
 //! 4 bits     the sinks have 16 bits in blocks of their own; vectors of 4 bits are rotated
@@ -82,11 +82,11 @@ pub(crate) struct RingKvCache {
     pub far_row: Option<usize>,
     /// The position of the next key.
     pub next: usize,
-    /// Heavy heavy_hitter_count in the cache.
+    /// Heavy hitters in the cache.
     pub heavy_hitter_count: usize,
     /// The slots: the sinks in blocks of their own if there are codes, then all others.
     blocks: Vec<SlotBlock>,
-    /// r of each slot; empty without heavy heavy_hitter_count.
+    /// r of each slot; empty without heavy hitters.
     pub accumulated_attention: Vec<f32>,
     /// Per head of the group, by slot.
     pub per_key: Vec<PerKey>,
@@ -237,7 +237,7 @@ pub(crate) struct RingScratch<'a> {
     /// One dequantized block, [d, BLOCK] and [BLOCK, ep]; empty without quantization.
     pub keys: &'a mut [f32],
     pub values: &'a mut [f32],
-    /// The weights of all allocated slots, [heads, slots], and ρ after each block, [heads, blocks]; empty without heavy heavy_hitter_count.
+    /// The weights of all allocated slots, [heads, slots], and ρ after each block, [heads, blocks]; empty without heavy hitters.
     pub weights: &'a mut [f32],
     pub rhos: &'a mut [f32],
 }
@@ -515,7 +515,7 @@ impl RingKvCache {
         }
     }
 
-    /// Number of keys in the cache at a position: without heavy heavy_hitter_count, and heavy heavy_hitter_count.
+    /// Number of keys in the cache at a position: without heavy hitters, and heavy hitters.
     fn len_at(&self, position: usize) -> (usize, usize) {
         let Distance { window, sinks } = self.layout.distance;
         let exact = position.min(sinks.saturating_add(window));
