@@ -6,6 +6,7 @@ use crate::{AuxKind, AuxTensor, Error, Inputs, KeyRange, Real, ScoreFn, Shape, V
 
 /// The description of an auxiliary tensor that a model must provide.
 #[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
 pub struct AuxSpec {
     /// The tensor.
     pub aux: AuxTensor,
