@@ -1,7 +1,7 @@
 //! One attention row of one head: its weights, the weights of a truncated series, its term spectrum, and its memory.
 
 use serde::Serialize;
-use termwise_attention::{Kernel, Variant, View};
+use termwise_attention::{Kernel, ScaledSums, Variant, View};
 use termwise_model::{Model, ObservedAttention, SessionOptions};
 
 use crate::Error;
@@ -115,7 +115,7 @@ fn weights(view: &View, variant: &Variant, t: usize, scores: &[Option<f64>]) -> 
         z += weight;
         u.iter_mut().zip(&view.v[s * view.e..][..view.e]).for_each(|(u, v)| *u += weight * v);
     }
-    let denominator = view.finish(variant, t, z, rho, &u, &mut y);
+    let denominator = view.finish(variant, t, ScaledSums { u: &u, z, rho }, &mut y);
     weights.iter_mut().flatten().for_each(|weight| *weight /= denominator);
     weights
 }

@@ -56,6 +56,7 @@ pub enum Error {
 
 /// An invalid variant string, with the position and the nearest valid word.
 #[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
 pub struct TextError {
     /// The complete string.
     pub text: String,

@@ -217,7 +217,7 @@ mod tests {
     use crate::testing::uniform;
 
     /// C = A·B or C += A·B for A [m, k], which is stored transposed if `transposed`. Rows of all matrices start `STRIDE` values apart.
-    struct Run<'a> {
+    struct ConvertedProduct<'a> {
         precision: TileBf16,
         sizes: [usize; 3],
         transposed: bool,
@@ -229,12 +229,12 @@ mod tests {
 
     const STRIDE: usize = 144;
 
-    impl Task for Run<'_> {
+    impl Task for ConvertedProduct<'_> {
         type Output = ();
 
         #[inline(always)]
         fn run<S: Simd>(self, simd: S) {
-            let Run { precision, sizes: [m, n, k], transposed, add, a, b, c } = self;
+            let ConvertedProduct { precision, sizes: [m, n, k], transposed, add, a, b, c } = self;
             // Conversion overwrites the memory of earlier operands.
             let (mut to_a, mut to_b) = (vec![f32::NAN; a.len()], vec![f32::NAN; b.len()]);
             let (a, row, column) = match transposed {
@@ -264,7 +264,7 @@ mod tests {
                         (0..k).for_each(|l| (0..n).for_each(|j| b[l * STRIDE + j] = from_b[l * 128 + j]));
                         let before = uniform(m * STRIDE, 3);
                         let mut c = before.clone();
-                        dispatch(Run { precision, sizes: [m, n, k], transposed, add, a: &a, b: &b, c: &mut c });
+                        dispatch(ConvertedProduct { precision, sizes: [m, n, k], transposed, add, a: &a, b: &b, c: &mut c });
                         let (at_a, at_b) = (|i, l| round(a[place(i, l)]), |l: usize, j: usize| round(b[l * STRIDE + j]));
                         let (old, new) = (|i: usize, j: usize| before[i * STRIDE + j], |i: usize, j: usize| c[i * STRIDE + j]);
                         check([m, n, k], [&at_a, &at_b, &old, &new], add, &format!("{m}x{n}x{k} {transposed} {add}"));

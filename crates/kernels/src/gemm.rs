@@ -16,7 +16,7 @@ pub enum Write {
 
 mod sealed {
     /// One call of a kernel of the `gemm` crates, which writes a column-major output.
-    pub struct Call<T> {
+    pub struct GemmCall<T> {
         pub sizes: [usize; 3],
         pub out: *mut T,
         /// Column and row stride.
@@ -32,7 +32,7 @@ mod sealed {
     pub trait Kernel: Copy {
         /// # Safety
         /// The pointers must be valid for all elements of their matrices, and the output must not overlap an input.
-        unsafe fn gemm(call: Call<Self>);
+        unsafe fn gemm(call: GemmCall<Self>);
     }
 }
 
@@ -42,8 +42,8 @@ pub trait GemmScalar: sealed::Kernel {}
 macro_rules! scalar {
     ($type:ty, $kernel:path) => {
         impl sealed::Kernel for $type {
-            unsafe fn gemm(call: sealed::Call<$type>) {
-                let sealed::Call { sizes: [m, n, k], out, out_strides, add, a, a_strides, b, b_strides, parallelism } = call;
+            unsafe fn gemm(call: sealed::GemmCall<$type>) {
+                let sealed::GemmCall { sizes: [m, n, k], out, out_strides, add, a, a_strides, b, b_strides, parallelism } = call;
                 // SAFETY: the caller's promise.
                 unsafe {
                     $kernel()(
@@ -153,7 +153,7 @@ fn run<T: GemmScalar>(out: &mut [T], step: usize, write: Write, [a, b]: [Matrix<
         true => ([n, m, k], [step as isize, 1], b.transposed(), a.transposed()),
         false => ([m, n, k], [1, step as isize], a, b),
     };
-    let call = sealed::Call {
+    let call = sealed::GemmCall {
         sizes,
         out: out.as_mut_ptr(),
         out_strides,

@@ -31,8 +31,8 @@ pub mod score_rows;
 pub mod simd;
 pub mod state_update;
 pub mod task_scratch;
-#[cfg(test)]
-mod testing;
+#[doc(hidden)]
+pub mod testing;
 pub mod tile_gemm;
 pub mod triangular;
 

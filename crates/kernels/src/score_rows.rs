@@ -718,9 +718,9 @@ mod tests {
         }
     }
 
-    struct Coefficients<'a>(CoefficientRow<'a>, &'a [usize]);
+    struct CoefficientTask<'a>(CoefficientRow<'a>, &'a [usize]);
 
-    impl Task for Coefficients<'_> {
+    impl Task for CoefficientTask<'_> {
         type Output = Vec<f64>;
         #[inline(always)]
         fn run<S: Simd>(self, simd: S) -> Vec<f64> {
@@ -765,7 +765,7 @@ mod tests {
                         dz: 0.3,
                         key_weights: weighted.then_some(&weights[..]),
                     };
-                    let found = dispatch_on(isa, Coefficients(row, &orders));
+                    let found = dispatch_on(isa, CoefficientTask(row, &orders));
                     for (&n, found) in orders.iter().zip(found) {
                         let mut expected = [0.0; 2];
                         for s in (0..len).filter(|&s| visible.contains(s)) {
@@ -799,7 +799,7 @@ mod tests {
             dz: 0.0,
             key_weights: None,
         };
-        let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| dispatch_on(Isa::Portable, Coefficients(row, &[0]))));
+        let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| dispatch_on(Isa::Portable, CoefficientTask(row, &[0]))));
         assert!(result.is_err());
     }
 }

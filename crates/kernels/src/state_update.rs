@@ -306,7 +306,7 @@ mod tests {
     use super::*;
     use crate::simd::{Isa, Task, dispatch_on};
 
-    struct Run<'a> {
+    struct Update<'a> {
         sizes: [usize; 3],
         m: f32,
         h: &'a mut [f32],
@@ -320,7 +320,7 @@ mod tests {
         ((i * 7919 + 13) % 101) as f32 / 50.0 - 1.0
     }
 
-    impl Task for Run<'_> {
+    impl Task for Update<'_> {
         type Output = ();
         #[inline(always)]
         fn run<S: Simd>(self, simd: S) {
@@ -346,7 +346,7 @@ mod tests {
                     let padded = usize::next_multiple_of(rows, 16);
                     let start: Vec<f32> = (0..rows * ep).map(|i| 0.1 * number(i)).collect();
                     let (mut h, mut u) = (start.clone(), vec![0.0; heads * ep]);
-                    dispatch_on(isa, Run { sizes: [rows, ep, heads], m, h: &mut h, u: &mut u, delta: true });
+                    dispatch_on(isa, Update { sizes: [rows, ep, heads], m, h: &mut h, u: &mut u, delta: true });
                     for j in 0..ep {
                         let read = |head: usize| {
                             (0..rows).map(|row| number(head * padded + row + 2) as f64 * start[row * ep + j] as f64).sum::<f64>()
@@ -374,7 +374,7 @@ mod tests {
                         let padded = rows.next_multiple_of(16);
                         let start: Vec<f32> = (0..rows * ep).map(number).collect();
                         let (mut h, mut u) = (start.clone(), vec![1.0; heads * ep]);
-                        dispatch_on(isa, Run { sizes: [rows, ep, heads], m, h: &mut h, u: &mut u, delta: false });
+                        dispatch_on(isa, Update { sizes: [rows, ep, heads], m, h: &mut h, u: &mut u, delta: false });
                         let what = format!("{} {rows} rows of {ep}, {heads} heads, m {m}", isa.name());
                         for (i, (&found, &before)) in h.iter().zip(&start).enumerate() {
                             let expected = m * before + number(i / ep + 1) * number(i % ep + 3);

@@ -1,4 +1,4 @@
-//! Helpers shared by tests of several kernels.
+//! Helpers for the tests of this crate and of the crates that use it.
 
 /// df/dx by central differences of fourth order.
 pub fn derivative(f: impl Fn(f64) -> f64, x: f64) -> f64 {
@@ -12,6 +12,7 @@ pub fn assert_close(found: f64, expected: f64, tolerance: f64) {
     assert!((found - expected).abs() <= tolerance * expected.abs().max(1.0), "found {found:e}, expected {expected:e}");
 }
 
+/// [`assert_close`] for every value.
 #[track_caller]
 pub fn assert_all_close(found: &[f64], expected: &[f64], tolerance: f64) {
     assert_eq!(found.len(), expected.len());

@@ -301,7 +301,7 @@ mod tests {
     use super::*;
     use crate::simd::{Isa, dispatch_on};
 
-    struct Run<'a> {
+    struct Product<'a> {
         sizes: [usize; 3],
         transposed: bool,
         a: &'a [f32],
@@ -309,7 +309,7 @@ mod tests {
         c: &'a mut [f32],
     }
 
-    impl Task for Run<'_> {
+    impl Task for Product<'_> {
         type Output = ();
         #[inline(always)]
         fn run<S: Simd>(self, simd: S) {
@@ -334,7 +334,7 @@ mod tests {
                         let a: Vec<f32> = (0..m * k).map(number).collect();
                         let b: Vec<f32> = (0..k * n).map(|i| number(i + 5)).collect();
                         let mut c = vec![f32::NAN; m * n];
-                        dispatch_on(isa, Run { sizes: [m, n, k], transposed, a: &a, b: &b, c: &mut c });
+                        dispatch_on(isa, Product { sizes: [m, n, k], transposed, a: &a, b: &b, c: &mut c });
                         for i in 0..m {
                             for j in 0..n {
                                 let at = |l| if transposed { a[l * m + i] } else { a[i * k + l] };
@@ -354,22 +354,22 @@ mod tests {
     fn empty_products_read_nothing() {
         for isa in Isa::available() {
             let mut c = vec![3.0; 32];
-            dispatch_on(isa, Run { sizes: [2, 16, 0], transposed: false, a: &[], b: &[], c: &mut c });
+            dispatch_on(isa, Product { sizes: [2, 16, 0], transposed: false, a: &[], b: &[], c: &mut c });
             assert_eq!(c, [0.0; 32], "{}", isa.name());
-            dispatch_on(isa, Run { sizes: [0, 16, 3], transposed: false, a: &[], b: &[0.0; 48], c: &mut [] });
+            dispatch_on(isa, Product { sizes: [0, 16, 3], transposed: false, a: &[], b: &[0.0; 48], c: &mut [] });
         }
     }
 
     #[test]
     #[should_panic(expected = "exceeds its slices")]
     fn a_short_slice_is_refused() {
-        dispatch_on(Isa::Portable, Run { sizes: [3, 16, 2], transposed: false, a: &[0.0; 5], b: &[0.0; 32], c: &mut [0.0; 48] });
+        dispatch_on(Isa::Portable, Product { sizes: [3, 16, 2], transposed: false, a: &[0.0; 5], b: &[0.0; 32], c: &mut [0.0; 48] });
     }
 
     #[test]
     #[should_panic(expected = "whole number of vectors")]
     fn a_part_of_a_vector_is_refused() {
-        dispatch_on(Isa::Portable, Run { sizes: [1, 12, 1], transposed: false, a: &[0.0], b: &[0.0; 12], c: &mut [0.0; 12] });
+        dispatch_on(Isa::Portable, Product { sizes: [1, 12, 1], transposed: false, a: &[0.0], b: &[0.0; 12], c: &mut [0.0; 12] });
     }
 
     #[test]

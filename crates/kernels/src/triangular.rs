@@ -124,7 +124,7 @@ mod tests {
         ((i * 7919 + 13) % 101) as f32 / 50.0 - 1.0
     }
 
-    struct Run<'a> {
+    struct SolveTask<'a> {
         system: UnitLowerTriangular<'a>,
         count: usize,
         rows: &'a mut [f32],
@@ -132,11 +132,11 @@ mod tests {
         backward: bool,
     }
 
-    impl Task for Run<'_> {
+    impl Task for SolveTask<'_> {
         type Output = ();
         #[inline(always)]
         fn run<S: Simd>(self, simd: S) {
-            let Run { system, count: total, rows, kept, backward } = self;
+            let SolveTask { system, count: total, rows, kept, backward } = self;
             let starts: Vec<usize> = (0..total).step_by(ROWS).collect();
             if backward {
                 for &start in starts.iter().rev() {
@@ -171,7 +171,13 @@ mod tests {
                     let (mut rows, mut kept) = (start.clone(), vec![f32::NAN; count * ep]);
                     dispatch_on(
                         isa,
-                        Run { system: UnitLowerTriangular { n: &n, beta: &beta, ep }, count, rows: &mut rows, kept: &mut kept, backward },
+                        SolveTask {
+                            system: UnitLowerTriangular { n: &n, beta: &beta, ep },
+                            count,
+                            rows: &mut rows,
+                            kept: &mut kept,
+                            backward,
+                        },
                     );
                     for j in 0..ep {
                         let (mut r, mut u) = (vec![0.0; count], vec![0.0; count]);

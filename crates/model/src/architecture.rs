@@ -12,7 +12,7 @@
 
 use std::ops::Range;
 
-use termwise_attention::{AuxKind, AuxTensor, Init, Layer, Rope, Source, Variant};
+use termwise_attention::{AuxKind, AuxSource, AuxTensor, Init, Layer, Rope, Variant};
 
 use crate::config::{Config, NormPlacement};
 use crate::error::{Error, Result};
@@ -162,8 +162,8 @@ impl Architecture {
             for aux in attention.aux_specs() {
                 let name = in_attention(aux.name);
                 match &aux.source {
-                    Source::Projection { outputs, bias } => gates.push((aux.aux, tensors.linear(&[(name, *outputs)], c, *bias)?)),
-                    Source::Parameter { shape, init } => {
+                    AuxSource::Projection { outputs, bias } => gates.push((aux.aux, tensors.linear(&[(name, *outputs)], c, *bias)?)),
+                    AuxSource::Parameter { shape, init } => {
                         let init = match init {
                             Init::Constant(value) if is_qk_norm(aux.aux) => ParamInit::Constant(value - f64::from(norm.offset)),
                             Init::Constant(value) => ParamInit::Constant(*value),

@@ -78,6 +78,7 @@ pub struct ParamLayout {
 
 /// A parameter and its offset in the flat buffer.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct ParamEntry {
     /// Name, shape and initialization.
     pub spec: ParamSpec,

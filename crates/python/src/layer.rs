@@ -6,8 +6,8 @@ use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use termwise_attention::{
-    Attention, AuxTensor, AuxTensors, Fused, FusedOptions, Grads, Init, Inputs, Layer as Planned, Mode, Report, Rope, Saved, Scratch,
-    Source,
+    Attention, AuxSource, AuxTensor, AuxTensors, Fused, FusedOptions, Grads, Init, Inputs, Layer as Planned, Mode, Report, Rope, Saved,
+    Scratch,
 };
 
 use crate::arrays::{Flat, Number, Output, Tensor, apart, flat};
@@ -210,12 +210,12 @@ impl Layer {
             found.set_item("name", spec.aux.to_string())?;
             found.set_item("tensor", spec.name)?;
             match &spec.source {
-                Source::Projection { outputs, bias } => {
+                AuxSource::Projection { outputs, bias } => {
                     found.set_item("logits", true)?;
                     found.set_item("shape", vec![*outputs])?;
                     found.set_item("bias", bias)?;
                 }
-                Source::Parameter { shape, init } => {
+                AuxSource::Parameter { shape, init } => {
                     found.set_item("logits", false)?;
                     found.set_item("shape", shape)?;
                     found.set_item(

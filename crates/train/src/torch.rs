@@ -18,7 +18,7 @@ const PYTHON: &str = "TERMWISE_PYTHON";
 /// The Python module of the trainer.
 const MODULE: &str = "termwise.torch.train";
 /// Polling interval.
-const PAUSE: Duration = Duration::from_millis(100);
+const POLL_INTERVAL: Duration = Duration::from_millis(100);
 /// Exit code of the trainer for unusable arguments and settings.
 const USAGE: i32 = 2;
 
@@ -122,7 +122,7 @@ fn wait(mut command: Command, control: &SweepControl) -> Result<(ExitStatus, boo
             terminated = true;
             terminate(&mut child);
         }
-        std::thread::sleep(PAUSE);
+        std::thread::sleep(POLL_INTERVAL);
     }
 }
 

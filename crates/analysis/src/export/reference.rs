@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use termwise_attention::{Attention, AuxTensors, Grads, Inputs, Layer, Real, Rope, Source, Variant, relative_rms};
+use termwise_attention::{Attention, AuxSource, AuxTensors, Grads, Inputs, Layer, Real, Rope, Variant, relative_rms};
 
 use crate::Error;
 
@@ -142,8 +142,8 @@ fn computed<R: Real>(variant: &Variant, phase: usize) -> Result<Outcome, Error> 
             .into();
     for spec in layer.aux_specs() {
         match &spec.source {
-            Source::Parameter { shape, .. } => drop(shapes.insert(spec.name.to_string(), shape.iter().product())),
-            Source::Projection { outputs, bias } => {
+            AuxSource::Parameter { shape, .. } => drop(shapes.insert(spec.name.to_string(), shape.iter().product())),
+            AuxSource::Projection { outputs, bias } => {
                 shapes.insert(format!("{}.weight", spec.name), outputs * HIDDEN);
                 if *bias {
                     shapes.insert(format!("{}.bias", spec.name), *outputs);
@@ -168,8 +168,8 @@ fn computed<R: Real>(variant: &Variant, phase: usize) -> Result<Outcome, Error> 
         .aux_specs()
         .iter()
         .map(|spec| match &spec.source {
-            Source::Parameter { .. } => weights[spec.name].clone(),
-            Source::Projection { outputs, bias } => {
+            AuxSource::Parameter { .. } => weights[spec.name].clone(),
+            AuxSource::Projection { outputs, bias } => {
                 let mut logits = times(&x, weight(spec.name), HIDDEN);
                 if *bias {
                     let bias = &weights[&format!("{}.bias", spec.name)];
@@ -205,8 +205,8 @@ fn computed<R: Real>(variant: &Variant, phase: usize) -> Result<Outcome, Error> 
     }
     for (spec, gradient) in layer.aux_specs().iter().zip(dvalues) {
         match &spec.source {
-            Source::Parameter { .. } => drop(gradients.insert(spec.name.to_string(), gradient)),
-            Source::Projection { outputs, bias } => {
+            AuxSource::Parameter { .. } => drop(gradients.insert(spec.name.to_string(), gradient)),
+            AuxSource::Projection { outputs, bias } => {
                 if *bias {
                     let sum = |o: usize| gradient.iter().skip(o).step_by(*outputs).copied().sum::<R>();
                     gradients.insert(format!("{}.bias", spec.name), (0..*outputs).map(sum).collect());

@@ -7,7 +7,7 @@ use std::cell::Cell;
 use std::ops::Range;
 
 use termwise_attention::parts::kernel::Sign;
-use termwise_attention::{Denominator, Kernel, View};
+use termwise_attention::{Denominator, Kernel, ScaledSums, View};
 use termwise_kernels::gemm::{Matrix, Write, sequential_product};
 
 use super::ORDERS;
@@ -230,12 +230,12 @@ impl Head<'_> {
             // The log scale is removed first if the variant does not cancel it.
             let (scale, rho) = if variant.shifts() { (1.0, row_scale.rho) } else { (row_scale.rho.exp(), 0.0) };
             u.iter_mut().for_each(|u| *u *= scale);
-            self.view.finish(variant, t, own * scale, rho, u, &mut whole);
+            self.view.finish(variant, t, ScaledSums { u, z: own * scale, rho }, &mut whole);
             sums.outputs += whole.iter().map(|y| y * y).sum::<f64>();
             for slot in 0..slots - 1 {
                 let cut = sum(z[at(slot)]);
                 sums.shares[slot] += cut * (-row_scale.rho).exp() / own;
-                self.view.finish(variant, t, cut, 0.0, &products[at(slot) * e..][..*e], &mut part);
+                self.view.finish(variant, t, ScaledSums { u: &products[at(slot) * e..][..*e], z: cut, rho: 0.0 }, &mut part);
                 sums.errors[slot] += part.iter().zip(&whole).map(|(part, whole)| (part - whole) * (part - whole)).sum::<f64>();
             }
         }

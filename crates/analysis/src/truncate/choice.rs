@@ -5,7 +5,7 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 use termwise_attention::parts::kernel::taylor::Taylor;
-use termwise_attention::{Kernel, Variant, View};
+use termwise_attention::{Kernel, ScaledSums, Variant, View};
 use termwise_model::Config;
 use termwise_model::config::AttentionMap;
 
@@ -149,7 +149,7 @@ fn output(view: &View, t: usize, scores: &[(usize, f64)], kernel: &Kernel, y: &m
         z += weight;
         u.iter_mut().zip(&view.v[s * view.e..]).for_each(|(u, v)| *u += weight * v);
     }
-    let denominator = view.finish(&variant, t, z, rho, &u, y);
+    let denominator = view.finish(&variant, t, ScaledSums { u: &u, z, rho }, y);
     !variant.denominator.sums() || denominator > 0.0
 }
 

@@ -11,7 +11,7 @@
 //! Therefore only z and the products of the residuals R_n = U_n − z_n·y with each other are stored per query, and squared errors of any
 //! polynomial follow from them.
 
-use termwise_attention::{Denominator, Rescale, Variant, View};
+use termwise_attention::{Denominator, Rescale, ScaledSums, Variant, View};
 
 use super::chebyshev::Interval;
 
@@ -115,7 +115,7 @@ impl Rows {
             }
         }
         let mut y = vec![0.0; e];
-        view.finish(&view.variant, t, z, rho, &u, &mut y);
+        view.finish(&view.variant, t, ScaledSums { u: &u, z, rho }, &mut y);
         let size = square(&y).sqrt();
         match self.kind {
             Kind::Ratio if view.variant.norm.scale_free() => {

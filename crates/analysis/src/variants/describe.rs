@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 use termwise_attention::parts::write::Delta;
 use termwise_attention::presets;
-use termwise_attention::{Layer, Rope, Source, Variant};
+use termwise_attention::{AuxSource, Layer, Rope, Variant};
 
 use super::classes::{Equal, Relation, of_presets};
 use crate::Error;
@@ -147,13 +147,13 @@ fn one(variant: &Variant, sizes: Sizes) -> Result<Description, Error> {
     let mut add = |name: String, shape: Vec<usize>| added.push(Added { name, count: shape.iter().product(), shape });
     for spec in layer.aux_specs() {
         match &spec.source {
-            Source::Projection { outputs, bias } => {
+            AuxSource::Projection { outputs, bias } => {
                 add(format!("{}.weight", spec.name), vec![*outputs, hidden]);
                 if *bias {
                     add(format!("{}.bias", spec.name), vec![*outputs]);
                 }
             }
-            Source::Parameter { shape, .. } => add(spec.name.to_string(), shape.clone()),
+            AuxSource::Parameter { shape, .. } => add(spec.name.to_string(), shape.clone()),
         }
     }
     Ok(Description {

@@ -3,7 +3,7 @@
 use termwise_analysis::spectrum::{HeadSpectrum, Options, RowChoice, Spectrum, sample};
 use termwise_attention::combinatorics::factorial;
 use termwise_attention::parts::kernel::taylor::Taylor;
-use termwise_attention::{Attention, Kernel, Variant, View};
+use termwise_attention::{Attention, Kernel, ScaledSums, Variant, View};
 use termwise_model::{Model, ObservedAttention, SessionOptions};
 
 use crate::{all_rows, model, quoted, spectrum, texts};
@@ -60,7 +60,7 @@ fn plain(view: &View, rows: &[usize], orders: &[usize], y: &dyn Fn(usize, usize)
                     u[i] += weight * v[s * e + i];
                 }
             }
-            view.finish(variant, t, z, 0.0, &u, &mut out);
+            view.finish(variant, t, ScaledSums { u: &u, z, rho: 0.0 }, &mut out);
             (z, out)
         };
         let whole = |x: f64| if matches!(kernel, Kernel::Exp(_)) { x.exp() } else { kernel.value(x) };

@@ -5,8 +5,8 @@ use rayon::prelude::*;
 use crate::epilogue::{self, Post, Row, RowGrads};
 use crate::fused::call::Call;
 use crate::fused::heap_bytes::scratch_memory;
-use crate::fused::plan::{CallPlan, Head};
-use crate::fused::prepare::gates::{GateGrads, Gates};
+use crate::fused::plan::{CallPlan, HeadPlan};
+use crate::fused::prepare::gates::{GateFactors, GateGrads};
 use crate::parts::norm::NormGrads;
 use crate::{AuxKind, Buffer, Error, Grads, Report, Shape};
 use termwise_kernels::disjoint::{Block, Blocks};
@@ -87,12 +87,12 @@ pub struct Outputs<'a, 'b> {
     pub row: usize,
 }
 
-impl<'a> Gates<'a> {
+impl<'a> GateFactors<'a> {
     /// The parameters of the epilogue in row t of head n = (b, h).
     #[inline(always)]
     fn row(&self, plan: &CallPlan, n: usize, t: usize, z: f32, rho: f32) -> Row<'a, f32> {
         let h = n % plan.shape.heads;
-        let Head { variant, norm_reads_scale, .. } = &plan.heads[h];
+        let HeadPlan { variant, norm_reads_scale, .. } = &plan.heads[h];
         let at = n * plan.shape.time + t;
         Row {
             z,
@@ -117,7 +117,7 @@ impl<'a> Gates<'a> {
 
 /// y of the rows from position `first` on, of which those up to `counted` count.
 #[inline(always)]
-pub fn forward(l: &CallPlan, gates: &Gates, (b, h): (usize, usize), positions: [usize; 3], sums: &RowSums, to: Outputs) -> Report {
+pub fn forward(l: &CallPlan, gates: &GateFactors, (b, h): (usize, usize), positions: [usize; 3], sums: &RowSums, to: Outputs) -> Report {
     let ([first, counted, last], s, variant) = (positions, l.shape, &l.heads[h].variant);
     let mut report = Report::default();
     for (i, t) in (first..last).enumerate() {
@@ -136,7 +136,7 @@ pub fn forward(l: &CallPlan, gates: &Gates, (b, h): (usize, usize), positions: [
 }
 
 /// dU, dz and the gradients of gates and norm, from dy and the saved sums U, z and ρ.
-pub fn backward(call: &Call, gates: &Gates, saved: [&[f32]; 3], dy: &[f32], to: &mut EpilogueGrads, to_gates: &mut GateGrads) {
+pub fn backward(call: &Call, gates: &GateFactors, saved: [&[f32]; 3], dy: &[f32], to: &mut EpilogueGrads, to_gates: &mut GateGrads) {
     let (l, s, n) = (call.plan, call.plan.shape, call.plan.head_count());
     let EpilogueGrads { du, dz, dnorm } = to;
     let GateGrads { dout, dpost, dpost_channels, .. } = to_gates;
@@ -166,7 +166,7 @@ pub fn backward(call: &Call, gates: &Gates, saved: [&[f32]; 3], dy: &[f32], to: 
 /// One head of one batch row.
 struct BackwardHead<'a> {
     plan: &'a CallPlan,
-    gates: &'a Gates<'a>,
+    gates: &'a GateFactors<'a>,
     /// U, z and ρ.
     saved: [&'a [f32]; 3],
     dy: &'a [f32],

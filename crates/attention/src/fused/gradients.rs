@@ -49,6 +49,7 @@ pub struct KeyGrads<'a> {
 }
 
 impl TileGrads {
+    /// Sets the float64 sums to zero. Tasks initialize the float32 gradients.
     pub fn ensure(&mut self, l: &CallPlan) -> Result<(), Error> {
         let (n, kv, tp) = (l.head_count(), l.kv_count(), l.tp());
         self.dq.ensure(l.branches() * n * l.shape.time * l.dp)?;
@@ -61,15 +62,11 @@ impl TileGrads {
         for (range, dlearned) in KeyRange::ALL.into_iter().zip(&mut self.dlearned) {
             resize(dlearned, l.parts.count().max(l.splits) * n * l.learned(range))?;
         }
-        Ok(())
-    }
-
-    /// Sets the float64 sums to zero. Tasks initialize the float32 gradients.
-    pub fn clear_sums(&mut self) {
         let [near, far] = &mut self.dlearned;
         for sums in [&mut self.ddecay_queries, &mut self.ddecay_keys, near, far] {
             sums.fill(0.0);
         }
+        Ok(())
     }
 
     /// Gradients of queries and keys in the order [B, G, parts]; the parts of queries are rotated: that of the first keys is part `turn`.

@@ -41,7 +41,7 @@ pub use crate::fused::scratch::Scratch;
 use crate::fused::call::{Call, PastKeys};
 use crate::fused::plan::CallPlan;
 use crate::fused::prepare::channel_decay;
-use crate::fused::prepare::gates::{self, Gates};
+use crate::fused::prepare::gates::{self, GateFactors};
 use crate::fused::prepared::Prepared;
 use crate::fused::scratch::CallScratch;
 use crate::fused::tiles::backward::TileInputs;
@@ -104,11 +104,10 @@ fn backward(plan: &CallPlan, inputs: &Inputs<f32>, scratch: &mut CallScratch, sa
         delta::forward(&prepared, true, &[], values, delta);
     }
 
-    epilogue::backward(call, &Gates::new(call, gates), saved, dy, &mut own.epilogue, &mut own.gates);
+    epilogue::backward(call, &GateFactors::new(call, gates), saved, dy, &mut own.epilogue, &mut own.gates);
     if plan.has_far_keys() {
         join::backward(call, saved[2], &mut own.epilogue);
     }
-    own.tiles.clear_sums();
     let prepared = &prepared.with_values(values);
     let tile_inputs = &TileInputs { prepared, rho: saved[2], du: &own.epilogue.du, dz: &own.epilogue.dz };
     if plan.has_parallel_heads() {
@@ -128,6 +127,10 @@ fn backward(plan: &CallPlan, inputs: &Inputs<f32>, scratch: &mut CallScratch, sa
     if plan.has_gates() {
         gates::backward(call, gates, &mut own.tiles, &mut own.gates, grads);
     }
-    own.epilogue.add_parameters(plan, grads);
-    own.tiles.add_learned(plan, grads);
+    if plan.has_epilogue_parameters() {
+        own.epilogue.add_parameters(plan, grads);
+    }
+    if plan.learns_coefficients() {
+        own.tiles.add_learned(plan, grads);
+    }
 }

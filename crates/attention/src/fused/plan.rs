@@ -3,11 +3,11 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-pub(in crate::fused) use crate::layer::Head;
+pub(in crate::fused) use crate::layer::HeadPlan;
 use crate::layer::KeyTransform;
 use crate::parts::distance::Distance;
 use crate::parts::gate::PostGate;
-use crate::{Error, Inputs, Kernel, KeyRange, Layer, Shape, StateKind};
+use crate::{AuxKind, Error, Inputs, Kernel, KeyRange, Layer, Shape, StateKind};
 use termwise_kernels::basis::Basis;
 use termwise_kernels::score_rows::Rescale;
 use termwise_kernels::{PAD, TILE};
@@ -87,7 +87,13 @@ pub(crate) struct ChunkGroup {
 }
 
 /// The groups of the heads that run in chunks, and the maximum number of values of the states of a kv head.
-fn chunk_groups(layer: &Layer, heads: &[Head], far: &[Option<Head>], tile: usize, ep: usize) -> Result<(Vec<ChunkGroup>, usize), Error> {
+fn chunk_groups(
+    layer: &Layer,
+    heads: &[HeadPlan],
+    far: &[Option<HeadPlan>],
+    tile: usize,
+    ep: usize,
+) -> Result<(Vec<ChunkGroup>, usize), Error> {
     let (mut groups, mut at, mut most): (Vec<ChunkGroup>, usize, usize) = (Vec::new(), 0, 0);
     let chunked = |h: usize| heads[h].chunked || far[h].as_ref().is_some_and(|far| far.chunked);
     for group in layer.state_plan(StateKind::Auto).groups.iter().filter(|group| chunked(group.heads[0])) {
@@ -129,9 +135,9 @@ pub(crate) struct CallPlan {
     /// Whether the products of tiles run in bfloat16; see [`CallPlan::admits_bf16`].
     pub bf16: bool,
     /// The near branch of each head, which sees all keys without a window.
-    pub heads: Vec<Head>,
+    pub heads: Vec<HeadPlan>,
     /// The far branch of each head that has one.
-    pub far: Vec<Option<Head>>,
+    pub far: Vec<Option<HeadPlan>>,
     /// The key transforms of the layer.
     pub key_transforms: Vec<KeyTransform>,
     /// Positions of a tile, at most [`TILE`].
@@ -182,13 +188,13 @@ impl CallPlan {
     /// Plans a call. `chunk` is the length of chunks and the heads that use them.
     pub fn new(layer: &Layer, shape: Shape, chunk: Option<(usize, &[bool])>) -> Result<CallPlan, Error> {
         // Heads that run in chunks have a state of all keys, or of far keys. States have no log scale, so chunks have none.
-        let head = |h: usize, branch: &Head, remembered: bool| {
+        let head = |h: usize, branch: &HeadPlan, remembered: bool| {
             let chunked = remembered && !branch.variant.is_sequential() && chunk.is_some_and(|(_, chunked)| chunked[h]);
-            Head { chunked, rescale: if chunked { Rescale::None } else { branch.rescale }, ..branch.clone() }
+            HeadPlan { chunked, rescale: if chunked { Rescale::None } else { branch.rescale }, ..branch.clone() }
         };
-        let far: Vec<Option<Head>> =
+        let far: Vec<Option<HeadPlan>> =
             layer.far_plans().iter().enumerate().map(|(h, branch)| branch.as_ref().map(|branch| head(h, branch, true))).collect();
-        let heads: Vec<Head> =
+        let heads: Vec<HeadPlan> =
             layer.head_plans().iter().enumerate().map(|(h, branch)| head(h, branch, branch.variant.window.is_none())).collect();
         // A chunk is a whole number of tiles; one of 200 positions is two tiles of 100.
         let chunk = chunk.map_or(TILE, |(length, _)| length.clamp(1, shape.time));
@@ -259,7 +265,7 @@ impl CallPlan {
     }
 
     /// The near or the far branch of head h.
-    pub fn branch(&self, h: usize, range: KeyRange) -> &Head {
+    pub fn branch(&self, h: usize, range: KeyRange) -> &HeadPlan {
         match &self.far[h] {
             Some(head) if range.is_far() => head,
             _ => &self.heads[h],
@@ -272,7 +278,7 @@ impl CallPlan {
     }
 
     /// The branches of head h.
-    pub fn branches_of(&self, h: usize) -> impl Iterator<Item = &Head> {
+    pub fn branches_of(&self, h: usize) -> impl Iterator<Item = &HeadPlan> {
         std::iter::once(&self.heads[h]).chain(&self.far[h])
     }
 
@@ -394,7 +400,7 @@ impl CallPlan {
     /// Whether the products of tiles may run in bfloat16: e^x and polynomials up to order 2 of all keys. Powers of scores above order 2 amplify their rounding
     /// errors. Recurrent states, written values and decays per channel stay in float32.
     pub fn admits_bf16(&self) -> bool {
-        let low_order = |head: &Head| head.kernel.polynomial().is_none_or(|orders| orders.iter().all(|&(n, _)| n <= 2));
+        let low_order = |head: &HeadPlan| head.kernel.polynomial().is_none_or(|orders| orders.iter().all(|&(n, _)| n <= 2));
         let plain =
             self.groups.is_empty() && self.far.iter().all(Option::is_none) && !self.layer.writes() && !self.layer.decays_by_channel();
         plain && self.heads.iter().all(|head| low_order(head) && !head.variant.is_sequential())
@@ -413,6 +419,17 @@ impl CallPlan {
     /// Whether any head sees far keys.
     pub fn has_far_keys(&self) -> bool {
         self.far.iter().any(Option::is_some)
+    }
+
+    /// Whether any head has parameters that its epilogue reads: a norm with weights, or a learned sink.
+    pub fn has_epilogue_parameters(&self) -> bool {
+        let kinds = [AuxKind::Sink, AuxKind::NormWeight, AuxKind::NormBias];
+        self.heads.iter().any(|head| kinds.into_iter().any(|kind| head.variant.needs(kind)))
+    }
+
+    /// Whether any kernel has learned coefficients.
+    pub fn learns_coefficients(&self) -> bool {
+        KeyRange::ALL.into_iter().any(|range| self.learned(range) > 0)
     }
 
     /// Whether any head has a post gate per channel.

@@ -2,7 +2,7 @@
 
 use crate::fused::call::Call;
 use crate::fused::prepare::channel_decay::{ChannelDecayScratch, ChannelDecays};
-use crate::fused::prepare::gates::{GateScratch, Gates};
+use crate::fused::prepare::gates::{GateFactors, GateScratch};
 use crate::fused::prepare::{PreparedRows, PreparedValues, RowTables};
 use crate::layer::RowSources;
 
@@ -11,7 +11,7 @@ use crate::layer::RowSources;
 pub(in crate::fused) struct Prepared<'a> {
     pub call: Call<'a>,
     pub sources: RowSources<'a>,
-    pub gates: Gates<'a>,
+    pub gates: GateFactors<'a>,
     pub channels: ChannelDecays<'a>,
     /// Shapes as in [`PreparedRows`].
     pub q: &'a [f32],
@@ -34,7 +34,7 @@ impl<'a> Prepared<'a> {
         Prepared {
             call,
             sources: RowSources::of_call(&call, tables),
-            gates: Gates::new(&call, gates),
+            gates: GateFactors::new(&call, gates),
             channels: ChannelDecays::new(&call, gates, rows, channel_decay),
             q: &rows.q,
             k: &rows.k,

@@ -6,18 +6,19 @@ use crate::{AuxKind, AuxTensor, Error, Inputs, KeyRange, Real, ScoreFn, Shape, V
 
 /// The description of an auxiliary tensor that a model must provide.
 #[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
 pub struct AuxSpec {
     /// The tensor.
     pub aux: AuxTensor,
     /// Its name below `self_attn.` in a checkpoint: of the projection for gate logits, of the tensor for parameters.
     pub name: &'static str,
     /// Whether it is projected from the hidden state or a parameter.
-    pub source: Source,
+    pub source: AuxSource,
 }
 
 /// The source of an auxiliary tensor.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Source {
+pub enum AuxSource {
     /// Gate logits: `name.weight` [outputs, hidden] times the hidden state, plus `name.bias` [outputs].
     Projection {
         /// Heads or kv heads.
@@ -47,8 +48,8 @@ impl AuxSpec {
     /// Number of values in a call with B·T `rows`.
     pub fn values(&self, rows: usize) -> usize {
         match &self.source {
-            Source::Projection { outputs, .. } => rows * outputs,
-            Source::Parameter { shape, .. } => shape.iter().product(),
+            AuxSource::Projection { outputs, .. } => rows * outputs,
+            AuxSource::Parameter { shape, .. } => shape.iter().product(),
         }
     }
 }
@@ -85,8 +86,8 @@ pub(crate) fn layer_aux_specs(heads: &[Variant], shape: &Shape) -> Result<Vec<Au
     let post_channels = if shared(heads, "kind of post gate", post_kind)? == Some(true) { e } else { 1 };
     let norm_over_heads = shared(heads, "norm of q and k", |v| v.qk_norm.clone())?.is_some_and(|norm| norm.over_heads());
     let branches = [BranchSizes::new(heads, d, KeyRange::Near)?, BranchSizes::new(heads, d, KeyRange::Far)?];
-    let parameter = |shape: Vec<usize>, init| Source::Parameter { shape, init };
-    let projection = |outputs, bias| Source::Projection { outputs, bias };
+    let parameter = |shape: Vec<usize>, init| AuxSource::Parameter { shape, init };
+    let projection = |outputs, bias| AuxSource::Projection { outputs, bias };
     Ok(AuxTensor::all()
         .filter(|&aux| heads.iter().any(|v| v.needs(aux)))
         .map(|aux| {
@@ -199,15 +200,17 @@ mod tests {
         let gates = ["in_gate_proj", "out_gate_proj", "post_gate_proj", "decay_gate_proj"];
         assert_eq!(names[..4], gates);
         assert_eq!(names[4..], ["out_norm.weight", "out_norm.bias", "q_conv1d.weight", "k_conv1d.weight", "v_conv1d.weight"]);
-        assert_eq!(specs[0].source, Source::Projection { outputs: 2, bias: true });
-        assert_eq!(specs[1].source, Source::Projection { outputs: 4, bias: true });
-        let shapes: Vec<_> =
-            specs[4..].iter().map(|spec| if let Source::Parameter { shape, .. } = &spec.source { shape.clone() } else { vec![] }).collect();
+        assert_eq!(specs[0].source, AuxSource::Projection { outputs: 2, bias: true });
+        assert_eq!(specs[1].source, AuxSource::Projection { outputs: 4, bias: true });
+        let shapes: Vec<_> = specs[4..]
+            .iter()
+            .map(|spec| if let AuxSource::Parameter { shape, .. } = &spec.source { shape.clone() } else { vec![] })
+            .collect();
         assert_eq!(shapes, [vec![5], vec![5], vec![24, 1, 3], vec![12, 1, 3], vec![10, 1, 3]]);
         let learned = layer_aux_specs(&heads(["taylor=0..2,coef=learned over=position decay=softplus"; 4]), &SHAPE).expect("possible");
-        assert_eq!(learned[0].source, Source::Projection { outputs: 4, bias: false });
-        assert_eq!(learned[1].source, Source::Parameter { shape: vec![1, 4, 1, 1], init: Init::Constant(0.5) });
-        assert_eq!(learned[2].source, Source::Parameter { shape: vec![4, 3], init: Init::Constant(1.0) });
+        assert_eq!(learned[0].source, AuxSource::Projection { outputs: 4, bias: false });
+        assert_eq!(learned[1].source, AuxSource::Parameter { shape: vec![1, 4, 1, 1], init: Init::Constant(0.5) });
+        assert_eq!(learned[2].source, AuxSource::Parameter { shape: vec![4, 3], init: Init::Constant(1.0) });
         assert_eq!(layer_aux_specs(&heads(["softmax"; 4]), &SHAPE), Ok(vec![]));
         let far = "exp window=4 far(feature=hedgehog dim=3) over=sum,sink post=silu,channel decay=mamba qk_norm=rms,all";
         let sizes: Vec<(&str, usize)> =

@@ -1,6 +1,6 @@
 //! Features of q and k after RoPE, and their gradients: a projection, learned features, φ; k' = φ(A·k), q' = scale·φ(A·q).
 
-use crate::layer::{Head, KeyTransform};
+use crate::layer::{HeadPlan, KeyTransform};
 use crate::parts::kernel::feature::Map;
 use crate::parts::kernel::hedgehog;
 use crate::{AuxKind, Inputs};
@@ -80,7 +80,7 @@ impl KeyTransform {
     }
 
     /// Of the queries of head h.
-    pub fn of_queries<'a>(&self, inputs: &Inputs<'a, f32>, d: usize, head: &Head, h: usize) -> Features<'a> {
+    pub fn of_queries<'a>(&self, inputs: &Inputs<'a, f32>, d: usize, head: &HeadPlan, h: usize) -> Features<'a> {
         let features = self.features(inputs, d, h, [AuxKind::DimQ, AuxKind::FeatureQ, AuxKind::FeatureQBias]);
         Features { scale: head.scale, ..features }
     }
@@ -119,7 +119,7 @@ impl<'a> Features<'a> {
     /// x [d] becomes `row` [width].
     #[inline(always)]
     pub fn forward<S: Simd>(&self, simd: S, x: &[f32], row: &mut [f32]) {
-        simd.call(Forward { features: self, x, row });
+        simd.call(ForwardFeatures { features: self, x, row });
     }
 
     #[inline(always)]
@@ -135,23 +135,23 @@ impl<'a> Features<'a> {
     /// From the gradient of a prepared row [width] to that of x [d], in `dx`. Adds the gradients of the tensors.
     #[inline(always)]
     pub fn backward<S: Simd>(&self, simd: S, x: &[f32], row: &mut [f32], dx: &mut [f32], to: FeatureGrads) {
-        simd.call(Backward { features: self, x, row, dx, to });
+        simd.call(BackwardFeatures { features: self, x, row, dx, to });
     }
 }
 
 /// [`Features::forward`], compiled once for all callers.
-struct Forward<'a> {
+struct ForwardFeatures<'a> {
     features: &'a Features<'a>,
     x: &'a [f32],
     row: &'a mut [f32],
 }
 
-impl Task for Forward<'_> {
+impl Task for ForwardFeatures<'_> {
     type Output = ();
 
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
-        let Forward { features: f, x, row } = self;
+        let ForwardFeatures { features: f, x, row } = self;
         let mut buffer = [0.0f32; 256];
         match f.learned {
             None if f.matrix.is_empty() => row.copy_from_slice(x),
@@ -164,7 +164,7 @@ impl Task for Forward<'_> {
 }
 
 /// [`Features::backward`], compiled once for all callers.
-struct Backward<'a> {
+struct BackwardFeatures<'a> {
     features: &'a Features<'a>,
     x: &'a [f32],
     row: &'a mut [f32],
@@ -172,12 +172,12 @@ struct Backward<'a> {
     to: FeatureGrads<'a>,
 }
 
-impl Task for Backward<'_> {
+impl Task for BackwardFeatures<'_> {
     type Output = ();
 
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
-        let Backward { features: f, x, row: gradient, dx, to } = self;
+        let BackwardFeatures { features: f, x, row: gradient, dx, to } = self;
         let mut buffer = [0.0f32; 256];
         f.scale_row(gradient);
         match f.learned {
@@ -200,7 +200,7 @@ impl Task for Backward<'_> {
                 let phi = &mut wide[..f.width];
                 let projected = f.projected(x, &mut buffer);
                 hedgehog::forward(projected, weights, phi);
-                hedgehog::backward(projected, weights, phi, gradient, own, to.weight, to.bias);
+                hedgehog::backward(projected, weights, phi, gradient, own, hedgehog::WeightGrads { weight: to.weight, bias: to.bias });
                 if f.matrix.is_empty() { dx.copy_from_slice(own) } else { matrix_backward(f.matrix, x, own, dx, to.matrix) }
             }
         }

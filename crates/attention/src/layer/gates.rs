@@ -2,7 +2,7 @@
 //!
 //! Each gate continues from the running sum of the previous positions, which advances to the last position of the row.
 
-use crate::layer::Head;
+use crate::layer::HeadPlan;
 use crate::parts::decay::Decay;
 use crate::parts::denominator::position::key_weight;
 use crate::parts::gate::{InGate, OutGate, PostGate};
@@ -50,7 +50,7 @@ impl GateInputs<'_> {
     }
 
     /// I·κ of head h, into `weights` [T]; `input` is I.
-    pub fn key_weights(&self, head: &Head, h: usize, input: &[f32], weights: &mut [f32]) {
+    pub fn key_weights(&self, head: &HeadPlan, h: usize, input: &[f32], weights: &mut [f32]) {
         match &head.variant.in_gate {
             Some(_) => weights.copy_from_slice(input),
             None => weights.fill(1.0),
@@ -63,7 +63,7 @@ impl GateInputs<'_> {
     }
 
     /// c of head h [T], or of one of its channels; `logits` [T] is scratch memory.
-    pub fn decay(&self, (head, h, channel): (&Head, usize, usize), logits: &mut [f32], c: &mut [f64], sum: &mut f64) {
+    pub fn decay(&self, (head, h, channel): (&HeadPlan, usize, usize), logits: &mut [f32], c: &mut [f64], sum: &mut f64) {
         let Some(decay) = &head.variant.decay else { return };
         let channels = if Decay::by_channel(decay) { self.shape.d } else { 1 };
         if decay.has_logits() {

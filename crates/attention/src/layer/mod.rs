@@ -19,10 +19,10 @@ use crate::{AuxKind, AuxTensor, Error, Grads, Inputs, Kernel, KeyRange, Real, Ro
 use termwise_kernels::basis::Basis;
 use termwise_kernels::score_rows::Rescale;
 
-pub use crate::layer::aux_tensors::{AuxSpec, Init, Source};
+pub use crate::layer::aux_tensors::{AuxSource, AuxSpec, Init};
 pub(crate) use crate::layer::features::{FeatureGrads, Features};
 pub(crate) use crate::layer::gates::{GateInputs, gather};
-pub(crate) use crate::layer::rows::{HeadRows, RowSources, Tensor, channels_last};
+pub(crate) use crate::layer::rows::{HeadRows, QkvTensor, RowSources, channels_last};
 pub use crate::layer::state_groups::StateKind;
 pub(crate) use crate::layer::state_groups::{CacheLayout, StateGroup, StatePlan};
 
@@ -48,8 +48,8 @@ pub struct Layer {
 struct Plan {
     sizes: LayerSizes,
     variants: Vec<Variant>,
-    heads: Vec<Head>,
-    far: Vec<Option<Head>>,
+    heads: Vec<HeadPlan>,
+    far: Vec<Option<HeadPlan>>,
     key_transforms: Vec<KeyTransform>,
     aux_specs: Vec<AuxSpec>,
     natural: StatePlan,
@@ -151,7 +151,7 @@ impl KeyTransform {
 
 /// One branch of a head: the score function of its near or far keys. Values that engines read per row are precomputed.
 #[derive(Clone, Debug)]
-pub(crate) struct Head {
+pub(crate) struct HeadPlan {
     /// Its parts.
     pub variant: Variant,
     /// The branch of the variant.
@@ -172,7 +172,7 @@ pub(crate) struct Head {
     pub weighs_keys: bool,
     /// Learned coefficients.
     pub learned: usize,
-    /// a_n of its polynomial; empty for other kernels. A plan of a call binds learned coefficients here and in [`Head::kernel`].
+    /// a_n of its polynomial; empty for other kernels. A plan of a call binds learned coefficients here and in [`HeadPlan::kernel`].
     pub coefficients: Vec<f64>,
     /// Whether the sums of the head have a common log scale ρ, since a denominator or norm cancels it.
     pub has_log_scale: bool,
@@ -182,7 +182,7 @@ pub(crate) struct Head {
     pub chunked: bool,
 }
 
-impl Head {
+impl HeadPlan {
     /// Whether any gate, decay or key weight has to be computed.
     pub fn has_gates(&self) -> bool {
         let v = &self.variant;
@@ -257,7 +257,7 @@ impl LayerSizes {
             });
             let channels = variant.decays_by_channel().then_some(h % shape.group());
             let index = index_of(&mut key_transforms, KeyTransform { channels, write, ..KeyTransform::of(variant, score_fn, range, d) });
-            Head {
+            HeadPlan {
                 range,
                 key_transform: index,
                 scale: score_fn.scale_for(d) as f32,
@@ -274,8 +274,9 @@ impl LayerSizes {
                 variant: variant.clone(),
             }
         };
-        let heads: Vec<Head> = variants.iter().enumerate().map(|(h, variant)| head(h, variant, &variant.near, KeyRange::Near)).collect();
-        let far: Vec<Option<Head>> = variants
+        let heads: Vec<HeadPlan> =
+            variants.iter().enumerate().map(|(h, variant)| head(h, variant, &variant.near, KeyRange::Near)).collect();
+        let far: Vec<Option<HeadPlan>> = variants
             .iter()
             .enumerate()
             .map(|(h, variant)| variant.far.as_ref().map(|score_fn| head(h, variant, score_fn, KeyRange::Far)))
@@ -355,12 +356,12 @@ impl Layer {
                 && (self.plan.key_transforms.iter().all(|key_transform| !key_transform.rope) || self.rope() == other.rope()))
     }
 
-    pub(crate) fn head_plans(&self) -> &[Head] {
+    pub(crate) fn head_plans(&self) -> &[HeadPlan] {
         &self.plan.heads
     }
 
     /// The far branch of each head that has one.
-    pub(crate) fn far_plans(&self) -> &[Option<Head>] {
+    pub(crate) fn far_plans(&self) -> &[Option<HeadPlan>] {
         &self.plan.far
     }
 

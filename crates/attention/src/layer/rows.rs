@@ -12,7 +12,7 @@ use termwise_kernels::simd::Simd;
 
 /// The three tensors that are prepared.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Tensor {
+pub(crate) enum QkvTensor {
     /// q
     Q,
     /// k
@@ -63,31 +63,31 @@ impl<'a> RowSources<'a> {
     pub fn query(&self, b: usize, h: usize, far: bool) -> HeadRows<'a> {
         let head = self.layer.far_plans()[h].as_ref().filter(|_| far).unwrap_or(&self.layer.head_plans()[h]);
         let transform = self.layer.key_transforms()[head.key_transform];
-        self.rows(transform, Tensor::Q, b, h, transform.of_queries(self.inputs, self.shape.d, head, h))
+        self.rows(transform, QkvTensor::Q, b, h, transform.of_queries(self.inputs, self.shape.d, head, h))
     }
 
     /// The keys of kv head g in batch row b.
     #[inline(always)]
     pub fn keys(&self, key_transform: usize, b: usize, g: usize) -> HeadRows<'a> {
         let transform = self.layer.key_transforms()[key_transform];
-        self.rows(transform, Tensor::K, b, g, transform.of_keys(self.inputs, self.shape.d, g))
+        self.rows(transform, QkvTensor::K, b, g, transform.of_keys(self.inputs, self.shape.d, g))
     }
 
     /// The values of kv head g in batch row b.
     #[inline(always)]
     pub fn values(&self, key_transform: usize, b: usize, g: usize) -> HeadRows<'a> {
-        self.rows(self.layer.key_transforms()[key_transform], Tensor::V, b, g, Features::none(self.shape.e))
+        self.rows(self.layer.key_transforms()[key_transform], QkvTensor::V, b, g, Features::none(self.shape.e))
     }
 
     /// One head of one tensor in one batch row before the norm of q and k: after the short convolution, or the input.
-    pub fn before_norm(&self, (tensor, conv): (Tensor, bool), b: usize, head: usize) -> HeadRows<'a> {
+    pub fn before_norm(&self, (tensor, conv): (QkvTensor, bool), b: usize, head: usize) -> HeadRows<'a> {
         let d = self.shape.d;
         self.rows(KeyTransform { conv, ..KeyTransform::plain(d) }, tensor, b, head, Features::none(d))
     }
 
     /// A row of all heads of one tensor before the norm.
     #[inline(always)]
-    pub fn row_before_norm<S: Simd>(&self, simd: S, source: (Tensor, bool), b: usize, t: usize, row: &mut [f32]) {
+    pub fn row_before_norm<S: Simd>(&self, simd: S, source: (QkvTensor, bool), b: usize, t: usize, row: &mut [f32]) {
         for (head, row) in row.chunks_exact_mut(self.shape.d).enumerate() {
             self.before_norm(source, b, head).before_map(simd, t, row);
         }
@@ -98,7 +98,7 @@ impl<'a> RowSources<'a> {
     pub fn normed_row<S: Simd>(
         &self,
         simd: S,
-        source: (Tensor, bool),
+        source: (QkvTensor, bool),
         (norm, weight): (&QkNorm, &[f32]),
         [b, t]: [usize; 2],
         row: &mut [f32],
@@ -110,13 +110,13 @@ impl<'a> RowSources<'a> {
 
     /// One head of one tensor in one batch row.
     #[inline(always)]
-    fn rows(&self, key_transform: KeyTransform, tensor: Tensor, b: usize, head: usize, features: Features<'a>) -> HeadRows<'a> {
+    fn rows(&self, key_transform: KeyTransform, tensor: QkvTensor, b: usize, head: usize, features: Features<'a>) -> HeadRows<'a> {
         let (s, i) = (&self.shape, tensor as usize);
         let (heads, dim) = [(s.heads, s.d), (s.kv_heads, s.d), (s.kv_heads, s.e)][i];
         let stride = self.inputs.x[i].stride(heads * dim);
-        let rope = key_transform.rope && tensor != Tensor::V;
+        let rope = key_transform.rope && tensor != QkvTensor::V;
         // Normed rows include the convolution, if their key transform has one.
-        let normed = self.layer.norm_source(key_transform).filter(|_| tensor != Tensor::V);
+        let normed = self.layer.norm_source(key_transform).filter(|_| tensor != QkvTensor::V);
         let (x, stride) = match normed {
             Some(source) => (&self.normed[i][source * s.rows() * heads * dim..], heads * dim),
             None => (self.inputs.x[i].values(), stride),
@@ -177,20 +177,20 @@ pub(crate) struct RowQuantizer {
     pub bits: CacheBits,
     /// Number of rows that are sinks.
     pub sinks: usize,
-    pub tensor: Tensor,
+    pub tensor: QkvTensor,
 }
 
 impl RowQuantizer {
     fn round(&self, t: usize, row: &mut [f32]) {
         let sink = t < self.sinks;
-        if self.tensor == Tensor::V {
+        if self.tensor == QkvTensor::V {
             return self.bits.value_format(sink).round_in_basis(row);
         }
         let format = self.bits.key_format(sink);
         if format.rotated {
             quantize::rotate(row);
         }
-        if self.tensor == Tensor::K {
+        if self.tensor == QkvTensor::K {
             format.round(row);
         }
     }

@@ -47,7 +47,7 @@ impl CacheLayout {
     }
 
     /// S + W + N
-    pub fn places(self) -> usize {
+    pub fn slots(self) -> usize {
         let heavy_hitters = self.heavy_hitters.map_or(0, |heavy_hitters| heavy_hitters.keys);
         self.distance.sinks.saturating_add(self.distance.window).saturating_add(heavy_hitters)
     }

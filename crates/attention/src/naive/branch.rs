@@ -1,21 +1,23 @@
 //! Step 5: the near or the far branch of a head. Scores and weights of pairs (t, s), and their gradients.
 
-use crate::naive::add_scaled;
-use crate::naive::features::{FeatureGrads, Features};
+use crate::naive::features::HeadFeatures;
+use crate::naive::head_slice::HeadSlice;
+use crate::naive::{add_scaled, add_to};
 use crate::parts::cap;
 use crate::parts::kernel::hedgehog;
-use crate::{AuxKind, AuxTensor, Inputs, Kernel, KeyRange, Real, ScoreFn};
+use crate::{AuxKind, AuxTensor, Grads, Inputs, Kernel, KeyRange, Real, ScoreFn};
 use termwise_kernels::real::dot;
 
 /// The near or the far branch of one head of one batch row.
 pub(crate) struct Branch<'a, R> {
     pub range: KeyRange,
+    tensors: Tensors<'a, R>,
     /// With learned coefficients inserted.
     pub score_fn: ScoreFn,
     /// The factor of the scores of each query, [length].
     pub scales: Vec<f64>,
-    pub q: Features<'a, R>,
-    pub k: Features<'a, R>,
+    pub q: HeadFeatures<'a, R>,
+    pub k: HeadFeatures<'a, R>,
     /// c_{t,i}, [length, width]; empty without a decay per channel.
     pub decay: Vec<f64>,
 }
@@ -62,8 +64,8 @@ impl<R: Real> BranchGrads<R> {
 #[derive(Clone, Copy)]
 pub(crate) struct Tensors<'a, R> {
     pub inputs: &'a Inputs<'a, R>,
-    pub head: usize,
-    pub kv_head: usize,
+    pub query: HeadSlice,
+    pub key: HeadSlice,
 }
 
 impl<'a, R: Real> Tensors<'a, R> {
@@ -76,7 +78,7 @@ impl<'a, R: Real> Tensors<'a, R> {
 impl<'a, R: Real> Branch<'a, R> {
     /// Of q and k [length, d] after RoPE.
     pub fn new(tensors: Tensors<'a, R>, range: KeyRange, score_fn: ScoreFn, (q, k, d): (&[R], &[R], usize), decay: Vec<f64>) -> Self {
-        let Tensors { head, kv_head, .. } = tensors;
+        let (head, kv_head) = (tensors.query.head, tensors.key.head);
         let dim = score_fn.dim.unwrap_or(d);
         let matrix = |kind: AuxKind, index| tensors.own(score_fn.dim.is_some(), kind.of(range), index, dim * d);
         let learned = |weight: AuxKind, bias: AuxKind, index| {
@@ -86,10 +88,10 @@ impl<'a, R: Real> Branch<'a, R> {
             })
         };
         let map = score_fn.kernel.map();
-        let q = Features::new(q, d, matrix(AuxKind::DimQ, head), learned(AuxKind::FeatureQ, AuxKind::FeatureQBias, head), map);
-        let k = Features::new(k, d, matrix(AuxKind::DimK, kv_head), learned(AuxKind::FeatureK, AuxKind::FeatureKBias, kv_head), map);
+        let q = HeadFeatures::new(q, d, matrix(AuxKind::DimQ, head), learned(AuxKind::FeatureQ, AuxKind::FeatureQBias, head), map);
+        let k = HeadFeatures::new(k, d, matrix(AuxKind::DimK, kv_head), learned(AuxKind::FeatureK, AuxKind::FeatureKBias, kv_head), map);
         let scales = vec![score_fn.scale_for(d); q.rows()];
-        Branch { range, score_fn, scales, q, k, decay }
+        Branch { range, tensors, score_fn, scales, q, k, decay }
     }
 
     pub fn kernel(&self) -> &Kernel {
@@ -183,8 +185,21 @@ impl<'a, R: Real> Branch<'a, R> {
         }
     }
 
-    /// Adds the gradients of q and k after RoPE, [length, d]; returns those of the tensors of q and of k.
-    pub fn features_backward(&self, g: &BranchGrads<R>, (q, dq): (&[R], &mut [R]), (k, dk): (&[R], &mut [R])) -> [FeatureGrads<R>; 2] {
-        [self.q.backward(q, &g.q, dq), self.k.backward(k, &g.k, dk)]
+    /// Adds the gradients of q and k after RoPE, [length, d], and of the auxiliary tensors of the branch.
+    pub fn inputs_backward(&self, g: &BranchGrads<R>, (q, dq): (&[R], &mut [R]), (k, dk): (&[R], &mut [R]), grads: &mut Grads<R>) {
+        let (of_q, of_k) = (self.q.backward(q, &g.q, dq), self.k.backward(k, &g.k, dk));
+        let coefficients: Vec<R> = g.coefficients.iter().map(|&a| R::of(a)).collect();
+        let (head, kv_head) = (self.tensors.query.head, self.tensors.key.head);
+        for (kind, index, values) in [
+            (AuxKind::DimQ, head, &of_q.matrix),
+            (AuxKind::FeatureQ, head, &of_q.weight),
+            (AuxKind::FeatureQBias, head, &of_q.bias),
+            (AuxKind::DimK, kv_head, &of_k.matrix),
+            (AuxKind::FeatureK, kv_head, &of_k.weight),
+            (AuxKind::FeatureKBias, kv_head, &of_k.bias),
+            (AuxKind::Coefficients, head, &coefficients),
+        ] {
+            add_to(grads, kind.of(self.range), index * values.len(), values);
+        }
     }
 }

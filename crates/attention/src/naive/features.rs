@@ -6,7 +6,7 @@ use crate::parts::kernel::hedgehog;
 use termwise_kernels::real::dot;
 
 /// q or k of a head in one branch.
-pub(crate) struct Features<'a, R> {
+pub(crate) struct HeadFeatures<'a, R> {
     d: usize,
     dim: usize,
     /// The dimension after φ.
@@ -22,13 +22,13 @@ pub(crate) struct Features<'a, R> {
 }
 
 /// Gradients of the tensors that a feature map reads; empty if it reads none.
-pub(crate) struct FeatureGrads<R> {
+pub(crate) struct HeadFeatureGrads<R> {
     pub matrix: Vec<R>,
     pub weight: Vec<R>,
     pub bias: Vec<R>,
 }
 
-impl<'a, R: Real> Features<'a, R> {
+impl<'a, R: Real> HeadFeatures<'a, R> {
     /// φ(A·x) of x [length, d].
     pub fn new(x: &[R], d: usize, matrix: &'a [R], learned: Option<hedgehog::Weights<'a, R>>, map: Map) -> Self {
         let dim = if matrix.is_empty() { d } else { matrix.len() / d };
@@ -43,7 +43,7 @@ impl<'a, R: Real> Features<'a, R> {
             projected.chunks_exact(dim).zip(mapped.chunks_exact_mut(width)).for_each(|(x, phi)| hedgehog::forward(x, weights, phi));
         }
         mapped.chunks_exact_mut(width).for_each(|row| map.forward(row));
-        Features { d, dim, width, matrix, learned, map, projected, mapped }
+        HeadFeatures { d, dim, width, matrix, learned, map, projected, mapped }
     }
 
     pub fn rows(&self) -> usize {
@@ -55,10 +55,10 @@ impl<'a, R: Real> Features<'a, R> {
     }
 
     /// Adds the gradient of x [length, d], given that of the mapped rows; returns the gradients of the tensors.
-    pub fn backward(&self, x: &[R], gradient: &[R], dx: &mut [R]) -> FeatureGrads<R> {
+    pub fn backward(&self, x: &[R], gradient: &[R], dx: &mut [R]) -> HeadFeatureGrads<R> {
         let zeros = |n: usize| vec![R::zero(); n];
         let learned = self.learned.map_or((0, 0), |weights| (weights.weight.len(), weights.bias.len()));
-        let mut grads = FeatureGrads { matrix: zeros(self.matrix.len()), weight: zeros(learned.0), bias: zeros(learned.1) };
+        let mut grads = HeadFeatureGrads { matrix: zeros(self.matrix.len()), weight: zeros(learned.0), bias: zeros(learned.1) };
         for (t, (gradient, dx)) in gradient.chunks_exact(self.width).zip(dx.chunks_exact_mut(self.d)).enumerate() {
             let projected = &self.projected[t * self.dim..][..self.dim];
             let mut own = gradient.to_vec();
@@ -66,7 +66,8 @@ impl<'a, R: Real> Features<'a, R> {
                 None => self.map.backward(projected, &mut own),
                 Some(weights) => {
                     own = zeros(self.dim);
-                    hedgehog::backward(projected, weights, self.row(t), gradient, &mut own, &mut grads.weight, &mut grads.bias);
+                    let to = hedgehog::WeightGrads { weight: &mut grads.weight, bias: &mut grads.bias };
+                    hedgehog::backward(projected, weights, self.row(t), gradient, &mut own, to);
                 }
             }
             if self.matrix.is_empty() {

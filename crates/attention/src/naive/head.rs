@@ -4,7 +4,7 @@ use crate::epilogue::{Row, RowGrads};
 use crate::naive::branch::{Branch, BranchGrads, Score, Tensors};
 use crate::naive::gates::{Gates, count};
 use crate::naive::head_slice::HeadSlice;
-use crate::naive::prepare::{Prepared, Steps};
+use crate::naive::prepare::{PreparedTensor, Steps};
 use crate::naive::{add_to, decay, heavy_hitters};
 use crate::parts::quantize::RowFormat;
 use crate::{AuxKind, Grads, Inputs, KeyRange, Layer, Real, Rows, Shape, Variant};
@@ -18,9 +18,9 @@ pub(crate) struct Head<'a, R> {
     shape: Shape,
     pub length: usize,
     pub e: usize,
-    q: Prepared<'a, R>,
-    k: Prepared<'a, R>,
-    pub v: Prepared<'a, R>,
+    q: PreparedTensor<'a, R>,
+    k: PreparedTensor<'a, R>,
+    pub v: PreparedTensor<'a, R>,
     pub near: Branch<'a, R>,
     pub far: Option<Branch<'a, R>>,
     pub gates: Gates<R>,
@@ -48,7 +48,7 @@ impl<'a, R: Real> Head<'a, R> {
         let q = prepare(query, inputs.q(), AuxKind::ConvQ, AuxKind::QNorm);
         let mut k = prepare(key, inputs.k(), AuxKind::ConvK, AuxKind::KNorm);
         let steps = Steps { taps: filters(&variant, inputs, key, AuxKind::ConvV, (e, false)), norm: None, rope: None };
-        let mut v = Prepared::new(key.read(inputs.v(), e), e, (e, 0), steps);
+        let mut v = PreparedTensor::new(key.read(inputs.v(), e), e, (e, 0), steps);
         quantize_cache(&variant, (&mut k.rotated, d), (&mut v.rotated, e));
 
         let gates = Gates::new(&variant, inputs, query, key, e);
@@ -57,7 +57,7 @@ impl<'a, R: Real> Head<'a, R> {
         let decays = decay::log_decays(&variant, inputs, query, channels);
         let (log_decay, channel_decay) = if per_channel { (vec![0.0; length], decays) } else { (decays, Vec::new()) };
 
-        let tensors = Tensors { inputs, head, kv_head };
+        let tensors = Tensors { inputs, query, key };
         let near = Branch::new(tensors, KeyRange::Near, variant.near.clone(), (&q.rotated, &k.rotated, d), channel_decay.clone());
         let far = variant.far.clone().map(|far| Branch::new(tensors, KeyRange::Far, far, (&q.rotated, &k.rotated, d), channel_decay));
         let mut near_keys = Vec::new();
@@ -67,14 +67,10 @@ impl<'a, R: Real> Head<'a, R> {
             let sharing = group.filter(|&other| layer.heads()[other] == layer.heads()[head]);
             let branches: Vec<Branch<R>> = sharing
                 .map(|other| {
-                    let q = prepare(HeadSlice { head: other, ..query }, inputs.q(), AuxKind::ConvQ, AuxKind::QNorm);
-                    Branch::new(
-                        Tensors { head: other, ..tensors },
-                        KeyRange::Near,
-                        variant.near.clone(),
-                        (&q.rotated, &k.rotated, d),
-                        Vec::new(),
-                    )
+                    let query = HeadSlice { head: other, ..query };
+                    let q = prepare(query, inputs.q(), AuxKind::ConvQ, AuxKind::QNorm);
+                    let near = variant.near.clone();
+                    Branch::new(Tensors { query, ..tensors }, KeyRange::Near, near, (&q.rotated, &k.rotated, d), Vec::new())
                 })
                 .collect();
             near_keys = heavy_hitters::near_keys(&branches, length, variant.distance(), heavy_hitters);
@@ -176,9 +172,8 @@ impl<'a, R: Real> Head<'a, R> {
     pub fn inputs_backward(&self, mut g: HeadGrads<R>, grads: &mut Grads<R>) {
         let (head, kv_head) = (self.query.head, self.key.head);
         let (mut dq, mut dk) = (vec![R::zero(); self.q.rotated.len()], vec![R::zero(); self.k.rotated.len()]);
-        self.branch_backward(&self.near, &g.near, (&mut dq, &mut dk), grads);
-        if let (Some(far), Some(g)) = (&self.far, &g.far) {
-            self.branch_backward(far, g, (&mut dq, &mut dk), grads);
+        for (branch, g) in std::iter::once((&self.near, &g.near)).chain(self.far.iter().zip(&g.far)) {
+            branch.inputs_backward(g, (&self.q.rotated, &mut dq), (&self.k.rotated, &mut dk), grads);
         }
         self.prepare_backward((0, AuxKind::ConvQ, AuxKind::QNorm), &self.q, self.query, dq, grads);
         self.prepare_backward((1, AuxKind::ConvK, AuxKind::KNorm), &self.k, self.key, dk, grads);
@@ -201,29 +196,11 @@ impl<'a, R: Real> Head<'a, R> {
         add_to(grads, AuxKind::NormBias, 0, &g.norm_bias);
     }
 
-    /// Adds the gradients of q and k after RoPE, and of the tensors of a branch.
-    fn branch_backward(&self, branch: &Branch<R>, g: &BranchGrads<R>, (dq, dk): (&mut [R], &mut [R]), grads: &mut Grads<R>) {
-        let (head, kv_head) = (self.query.head, self.key.head);
-        let [of_q, of_k] = branch.features_backward(g, (&self.q.rotated, dq), (&self.k.rotated, dk));
-        for (kind, index, values) in [
-            (AuxKind::DimQ, head, &of_q.matrix),
-            (AuxKind::FeatureQ, head, &of_q.weight),
-            (AuxKind::FeatureQBias, head, &of_q.bias),
-            (AuxKind::DimK, kv_head, &of_k.matrix),
-            (AuxKind::FeatureK, kv_head, &of_k.weight),
-            (AuxKind::FeatureKBias, kv_head, &of_k.bias),
-        ] {
-            add_to(grads, kind.of(branch.range), index * values.len(), values);
-        }
-        let coefficients: Vec<R> = g.coefficients.iter().map(|&a| R::of(a)).collect();
-        add_to(grads, AuxKind::Coefficients.of(branch.range), head * coefficients.len(), &coefficients);
-    }
-
     /// Adds the gradient of q (`which` 0) or k (1), of its filters and of its norm weights, given that after RoPE.
     fn prepare_backward(
         &self,
         (which, conv, norm): (usize, AuxKind, AuxKind),
-        x: &Prepared<R>,
+        x: &PreparedTensor<R>,
         slice: HeadSlice,
         gradient: Vec<R>,
         grads: &mut Grads<R>,
@@ -247,14 +224,14 @@ fn prepared<'a, R: Real>(
     slice: HeadSlice,
     (x, d): (Rows<'a, R>, usize),
     (conv, norm): (AuxKind, AuxKind),
-) -> Prepared<'a, R> {
+) -> PreparedTensor<'a, R> {
     let over_heads = norm_over_heads(variant);
     let norm = variant.qk_norm.as_ref().map(|part| (part, if part.has_weight() { inputs.aux(norm) } else { &[][..] }));
     let taps = filters(variant, inputs, slice, conv, (d, over_heads));
     let steps = Steps { taps, norm, rope: layer.rope().filter(|_| variant.rope) };
     match over_heads {
-        true => Prepared::new(slice.read_all(x, d), d, (slice.heads * d, slice.head * d), steps),
-        false => Prepared::new(slice.read(x, d), d, (d, 0), steps),
+        true => PreparedTensor::new(slice.read_all(x, d), d, (slice.heads * d, slice.head * d), steps),
+        false => PreparedTensor::new(slice.read(x, d), d, (d, 0), steps),
     }
 }
 

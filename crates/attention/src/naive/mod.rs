@@ -105,7 +105,7 @@ fn batch_heads(shape: &Shape) -> impl Iterator<Item = (usize, usize)> + use<> {
 }
 
 /// The sums over the keys of one row, scaled by e^−ρ.
-struct RowSums<R> {
+struct ScoredRow<R> {
     scores: Vec<Score<R>>,
     rho: R,
     /// U_t [e]
@@ -115,9 +115,9 @@ struct RowSums<R> {
 }
 
 impl<R: Real> Head<'_, R> {
-    fn row_sums(&self, t: usize, u: &[R]) -> RowSums<R> {
+    fn row_sums(&self, t: usize, u: &[R]) -> ScoredRow<R> {
         let (scores, rho) = self.scores(t);
-        let mut sums = RowSums { scores, rho, u: vec![R::zero(); self.e], z: R::zero() };
+        let mut sums = ScoredRow { scores, rho, u: vec![R::zero(); self.e], z: R::zero() };
         for score in &sums.scores {
             let (s, weight) = (score.s, self.weight(score));
             sums.z += weight;

@@ -15,7 +15,7 @@ pub(crate) struct Steps<'a, R> {
 
 /// q, k or v of a head at the stages that the backward pass reads. A norm over all heads reads the columns of the other heads, so rows are
 /// `width` wide before the norm, and the columns of the head start at `first`.
-pub(crate) struct Prepared<'a, R> {
+pub(crate) struct PreparedTensor<'a, R> {
     dim: usize,
     pub width: usize,
     pub first: usize,
@@ -28,7 +28,7 @@ pub(crate) struct Prepared<'a, R> {
     pub rotated: Vec<R>,
 }
 
-impl<'a, R: Real> Prepared<'a, R> {
+impl<'a, R: Real> PreparedTensor<'a, R> {
     /// `raw` [length, width] contains the head in the columns from `first` on.
     pub fn new(raw: Vec<R>, dim: usize, (width, first): (usize, usize), steps: Steps<'a, R>) -> Self {
         let mut convolved = raw.clone();
@@ -46,7 +46,7 @@ impl<'a, R: Real> Prepared<'a, R> {
             rotated.extend_from_slice(&row[first..first + dim]);
         }
         rotate_rows(steps.rope, &mut rotated, dim, rope::rotate);
-        Prepared { dim, width, first, steps, raw, convolved, rotated }
+        PreparedTensor { dim, width, first, steps, raw, convolved, rotated }
     }
 
     pub fn row(&self, t: usize) -> &[R] {

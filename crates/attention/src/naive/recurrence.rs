@@ -32,7 +32,7 @@ pub struct PolynomialKernel {
 
 /// The inputs of one position.
 #[derive(Clone, Copy, Debug)]
-pub struct Token<'a> {
+pub struct RecurrenceInput<'a> {
     /// [d]
     pub q: &'a [f64],
     /// [d]
@@ -60,7 +60,7 @@ impl Recurrence {
     }
 
     /// Reads one token and returns U_t [e] and z_t.
-    pub fn step(&mut self, token: Token) -> (Vec<f64>, f64) {
+    pub fn step(&mut self, token: RecurrenceInput) -> (Vec<f64>, f64) {
         self.orders.iter_mut().for_each(|order| order.decay(token.decay));
         let mut u = token.v.to_vec();
         if let Some(beta) = token.beta {
@@ -137,7 +137,7 @@ mod tests {
                 let mut recurrence = Recurrence::new(kernel, D, E);
                 let mut found = Vec::new();
                 for t in 0..TIME {
-                    let token = Token { q: &q[t], k: &k[t], v: &v[t], decay: m[t], beta: beta.map(|beta| beta[t]) };
+                    let token = RecurrenceInput { q: &q[t], k: &k[t], v: &v[t], decay: m[t], beta: beta.map(|beta| beta[t]) };
                     let (u, z) = recurrence.step(token);
                     found.extend(u);
                     found.push(z);
@@ -153,7 +153,7 @@ mod tests {
         let kernel = PolynomialKernel { terms: vec![(1, 1.0)], scale: 1.0, key_scale: 1.0 };
         let mut recurrence = Recurrence::new(kernel, 2, 1);
         let (k, other) = ([1.0, 0.0], [0.0, 1.0]);
-        let mut step = |k: &[f64], v: f64| recurrence.step(Token { q: &[1.0, 0.0], k, v: &[v], decay: 1.0, beta: Some(1.0) }).0;
+        let mut step = |k: &[f64], v: f64| recurrence.step(RecurrenceInput { q: &[1.0, 0.0], k, v: &[v], decay: 1.0, beta: Some(1.0) }).0;
         assert_eq!(step(&k, 3.0), [3.0]);
         assert_eq!(step(&other, 5.0), [3.0]);
         assert_eq!(step(&k, 7.0), [7.0]);

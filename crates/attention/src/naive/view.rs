@@ -48,6 +48,17 @@ pub struct View {
     bias: Vec<f64>,
 }
 
+/// The sums over the keys of a row, scaled by e^−ρ.
+#[derive(Clone, Copy, Debug)]
+pub struct ScaledSums<'a> {
+    /// u_t·e^−ρ [e]
+    pub u: &'a [f64],
+    /// z_t·e^−ρ
+    pub z: f64,
+    /// ρ
+    pub rho: f64,
+}
+
 /// The first part of the variant that a view of this many positions does not support.
 fn unsupported_part(variant: &Variant, length: usize) -> Option<&'static str> {
     [
@@ -119,9 +130,9 @@ impl View {
         }
     }
 
-    /// y_t [e] from u_t [e] and z_t of `variant`, whose kernel may differ from that of the head. Both sums are scaled by
-    /// e^−ρ: their true values are u·e^ρ and z·e^ρ. Returns D·e^−ρ.
-    pub fn finish(&self, variant: &Variant, t: usize, z: f64, rho: f64, u: &[f64], y: &mut [f64]) -> f64 {
+    /// y_t [e] from the sums of `variant`, whose kernel may differ from that of the head. Returns D·e^−ρ.
+    pub fn finish(&self, variant: &Variant, t: usize, sums: ScaledSums, y: &mut [f64]) -> f64 {
+        let ScaledSums { u, z, rho } = sums;
         let by_channel = self.variant.post_gate.as_ref().is_some_and(PostGate::by_channel);
         let row = Row {
             z,
@@ -198,7 +209,7 @@ mod tests {
                         z += weight;
                         (0..view.e).for_each(|i| u[i] += weight * view.v[s * view.e + i]);
                     }
-                    view.finish(&view.variant, t, z, 0.0, &u, &mut y);
+                    view.finish(&view.variant, t, ScaledSums { u: &u, z, rho: 0.0 }, &mut y);
                     for (i, y) in y.iter().enumerate() {
                         let expected = f64::from(expected[((row * 7 + t) * 4 + head) * 6 + i]);
                         assert!((y - expected).abs() < 2e-5 * (1.0 + expected.abs()), "{text} row {row} head {head} t {t}: {y} {expected}");

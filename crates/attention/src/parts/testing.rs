@@ -10,43 +10,7 @@ use crate::parts::slot::Part;
 use termwise_kernels::combinatorics::factorial;
 use termwise_kernels::score_rows::UNSCALED_LOG_LIMIT;
 use termwise_kernels::simd::{Isa, Simd, Task, dispatch_on};
-
-/// df/dx by a four-point finite difference.
-pub fn derivative(f: impl Fn(f64) -> f64, x: f64) -> f64 {
-    let h = 1e-3;
-    (8.0 * (f(x + h) - f(x - h)) - (f(x + 2.0 * h) - f(x - 2.0 * h))) / (12.0 * h)
-}
-
-/// |found − expected| ≤ tolerance · max(1, |expected|).
-#[track_caller]
-pub fn assert_close(found: f64, expected: f64, tolerance: f64) {
-    assert!((found - expected).abs() <= tolerance * expected.abs().max(1.0), "found {found:e}, expected {expected:e}");
-}
-
-#[track_caller]
-pub fn assert_all_close(found: &[f64], expected: &[f64], tolerance: f64) {
-    assert_eq!(found.len(), expected.len());
-    found.iter().zip(expected).for_each(|(&found, &expected)| assert_close(found, expected, tolerance));
-}
-
-/// Compares `gradient` with finite differences of `loss` in every coordinate of x.
-#[track_caller]
-pub fn assert_gradient(x: &[f64], gradient: &[f64], loss: impl Fn(&[f64]) -> f64) {
-    assert_eq!(x.len(), gradient.len());
-    for (i, &found) in gradient.iter().enumerate() {
-        let along = |value: f64| {
-            let mut x = x.to_vec();
-            x[i] = value;
-            loss(&x)
-        };
-        assert_close(found, derivative(along, x[i]), 1e-8);
-    }
-}
-
-/// n pseudorandom numbers between −2 and 2.
-pub fn numbers(n: usize, seed: usize) -> Vec<f64> {
-    (0..n).map(|i| (((i * 37 + seed * 101) as f64 * 12.9898).sin() * 43758.5453).fract() * 2.0).collect()
-}
+pub use termwise_kernels::testing::{assert_all_close, assert_close, assert_gradient, derivative, numbers};
 
 /// Every example parses, and its printed form parses to the same value.
 #[track_caller]
@@ -210,13 +174,13 @@ impl<K: KernelPart> Task for Vectors<'_, K> {
 }
 
 /// w·e^{−ρ} and its slope, over a slice.
-pub struct Scaled<'a, K> {
+pub struct ScaledSlice<'a, K> {
     pub kernel: &'a K,
     pub x: &'a [f32],
     pub rho: f32,
 }
 
-impl<K: KernelPart> Task for Scaled<'_, K> {
+impl<K: KernelPart> Task for ScaledSlice<'_, K> {
     type Output = [Vec<f32>; 2];
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) -> Self::Output {
@@ -242,7 +206,7 @@ pub fn check_scaled<K: KernelPart>(kernel: &K, reach: f32) {
     let rho = kernel.log_bound(reach);
     let factor = (-rho as f64).exp();
     for isa in Isa::available() {
-        let [values, slopes] = dispatch_on(isa, Scaled { kernel, x: &x, rho });
+        let [values, slopes] = dispatch_on(isa, ScaledSlice { kernel, x: &x, rho });
         for (i, &x) in x.iter().enumerate() {
             let (w, slope) = (factor * kernel.value(x as f64), factor * kernel.slope(x as f64));
             // Subnormal float32 numbers are sparse.

@@ -61,12 +61,12 @@ enum Values<'a> {
     Wide(Cow<'a, [f64]>),
 }
 
-struct Tensor<'a> {
+struct FileTensor<'a> {
     shape: Vec<usize>,
     values: Values<'a>,
 }
 
-impl View for Tensor<'_> {
+impl View for FileTensor<'_> {
     fn dtype(&self) -> Dtype {
         match self.values {
             Values::Wide(_) => Dtype::F64,
@@ -91,17 +91,17 @@ impl View for Tensor<'_> {
                     key.iter().for_each(|x| bytes.extend(x.to_le_bytes()));
                 }
             }
-            Values::KeysOfRing(ring, places) => {
+            Values::KeysOfRing(ring, slots) => {
                 let mut key = vec![0.0f32; ring.d];
-                for &place in places {
-                    ring.key(place, &mut key);
+                for &slot in slots {
+                    ring.key(slot, &mut key);
                     key.iter().for_each(|x| bytes.extend(x.to_le_bytes()));
                 }
             }
-            Values::RowsOfRing(ring, places) => {
+            Values::RowsOfRing(ring, slots) => {
                 let mut value = vec![0.0f32; ring.ep];
-                for &place in places {
-                    ring.value(place, &mut value);
+                for &slot in slots {
+                    ring.value(slot, &mut value);
                     value[..ring.e].iter().for_each(|x| bytes.extend(x.to_le_bytes()));
                 }
             }
@@ -190,7 +190,7 @@ impl State {
                 Some(parsed) => state.steps.positions = parsed,
                 None => return Err(file_error(path, format!("layer {i} has no {} positions, found `{positions}`", batch))),
             }
-            state.fill(&Source { path, tensors: &tensors, layer: i, e: state.shape.e })?;
+            state.fill(&LayerTensors { path, tensors: &tensors, layer: i, e: state.shape.e })?;
             states.push(state);
         }
         Ok(states)
@@ -212,9 +212,9 @@ impl State {
         ]
     }
 
-    fn tensors(&self) -> Vec<(String, Tensor<'_>)> {
+    fn tensors(&self) -> Vec<(String, FileTensor<'_>)> {
         let mut tensors = Vec::new();
-        let mut add = |name: String, shape: &[usize], values| tensors.push((name, Tensor { shape: shape.to_vec(), values }));
+        let mut add = |name: String, shape: &[usize], values| tensors.push((name, FileTensor { shape: shape.to_vec(), values }));
         let flat = |values| Values::Rows(values, 1, 1);
         let e = self.shape.e;
         for (index, state) in self.groups.iter().enumerate() {
@@ -241,23 +241,23 @@ impl State {
                     }
                 }
                 GroupMemory::Ring(ring) => {
-                    let places: Vec<usize> = match ring.layout.plain {
+                    let slots: Vec<usize> = match ring.layout.plain {
                         true => (0..ring.float_len(ring.next)).collect(),
-                        false => ring.layout.positions(ring.next).map(|position| ring.layout.place(position)).collect(),
+                        false => ring.layout.positions(ring.next).map(|position| ring.layout.slot(position)).collect(),
                     };
-                    let len = places.len();
+                    let len = slots.len();
                     for (j, per_key) in ring.per_key.iter().enumerate() {
                         if !per_key.weights.is_empty() {
-                            let weights = places.iter().map(|&place| per_key.weights[place]).collect();
+                            let weights = slots.iter().map(|&slot| per_key.weights[slot]).collect();
                             add(format!("{name}.head.{j}.weights"), &[len], Values::Narrow(weights));
                         }
                         if !per_key.log_decay.is_empty() {
-                            let log_decay: Vec<f64> = places.iter().map(|&place| per_key.log_decay[place]).collect();
+                            let log_decay: Vec<f64> = slots.iter().map(|&slot| per_key.log_decay[slot]).collect();
                             add(format!("{name}.head.{j}.decay"), &[len], Values::Wide(log_decay.into()));
                         }
                     }
-                    add(format!("{name}.keys"), &[len, ring.d], Values::KeysOfRing(ring, places.clone()));
-                    add(format!("{name}.values"), &[len, e], Values::RowsOfRing(ring, places));
+                    add(format!("{name}.keys"), &[len, ring.d], Values::KeysOfRing(ring, slots.clone()));
+                    add(format!("{name}.values"), &[len, e], Values::RowsOfRing(ring, slots));
                     for (i, block) in ring.code_blocks().enumerate() {
                         add(format!("{name}.codes.{i}.keys"), &[block.keys.len()], Values::Codes(&block.keys));
                         add(format!("{name}.codes.{i}.values"), &[block.values.len()], Values::Codes(&block.values));
@@ -300,7 +300,7 @@ impl State {
     }
 
     /// Reads all tensors of a file; positions are already set.
-    fn fill(&mut self, source: &Source) -> Result<(), Error> {
+    fn fill(&mut self, source: &LayerTensors) -> Result<(), Error> {
         let (e, groups) = (self.shape.e, self.bases.len());
         let plan = self.layer.state_plan(self.memory);
         for (index, state) in self.groups.iter_mut().enumerate() {
@@ -411,7 +411,7 @@ fn expect(path: &Path, what: &str, asked: &str, found: &str) -> Result<(), Error
 }
 
 /// One layer of a file.
-struct Source<'a> {
+struct LayerTensors<'a> {
     path: &'a Path,
     tensors: &'a SafeTensors<'a>,
     layer: usize,
@@ -419,7 +419,7 @@ struct Source<'a> {
     e: usize,
 }
 
-impl Source<'_> {
+impl LayerTensors<'_> {
     /// The bytes of a tensor of this type and shape.
     fn bytes(&self, name: &str, dtype: Dtype, shape: &[usize]) -> Result<&[u8], Error> {
         let name = format!("layer.{}.{name}", self.layer);
@@ -453,21 +453,21 @@ impl Source<'_> {
             return Err(file_error(self.path, problem));
         };
         // Rows are in the order of slots, or of positions; the latter may be more than the window.
-        let place = |row: usize| {
+        let slot = |row: usize| {
             let position = if row < layout.distance.sinks { row } else { row + skipped };
             let is_kept = row < layout.distance.sinks || next - position <= layout.distance.window;
-            if layout.plain { Some(row) } else { is_kept.then(|| layout.place(position)) }
+            if layout.plain { Some(row) } else { is_kept.then(|| layout.slot(position)) }
         };
         let (keys, values) = (self.matrix(&keys_name, [len, ring.d])?, self.values(name, len)?);
         ring.resume(next)?;
         for (row, (key, value)) in keys.chunks_exact(ring.d).zip(values.chunks_exact(self.e)).enumerate() {
-            if let Some(place) = place(row) {
-                ring.write(place, key, value);
+            if let Some(slot) = slot(row) {
+                ring.write(slot, key, value);
             }
         }
         self.per_key(name, len, heads, |head, row, weight, log_decay| {
-            if let Some(place) = place(row) {
-                ring.per_key[head].set(place, weight, log_decay);
+            if let Some(slot) = slot(row) {
+                ring.per_key[head].set(slot, weight, log_decay);
             }
         })?;
         for (i, block) in ring.code_blocks_mut().enumerate() {

@@ -1,6 +1,6 @@
 //! The inputs of one token for one state group: prepared rows, kernels, gates and decays.
 
-use crate::layer::{Features, Head, RowSources, StateGroup};
+use crate::layer::{Features, HeadPlan, RowSources, StateGroup};
 use crate::parts::write::Delta;
 use crate::state::block::{PerKey, Query, QuerySums};
 use crate::state::memory::{GroupMemory, GroupState, State};
@@ -91,7 +91,7 @@ pub(crate) struct GroupContext<'a> {
 
 impl GroupContext<'_> {
     /// The score function of a head for near or far keys.
-    pub fn head(&self, head: usize, far: bool) -> &Head {
+    pub fn head(&self, head: usize, far: bool) -> &HeadPlan {
         let layer = &self.state.layer;
         layer.far_plans()[head].as_ref().filter(|_| far).unwrap_or(&layer.head_plans()[head])
     }

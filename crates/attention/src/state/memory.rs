@@ -9,7 +9,7 @@ use crate::layer::{StateGroup, StatePlan};
 use crate::state::block::QuerySums;
 use crate::state::kv_cache::KvCache;
 use crate::state::ring::RingKvCache;
-use crate::state::token::{StepState, Token};
+use crate::state::token::{StepState, TokenParams};
 use crate::{Buffer, Error, Kernel, Layer, Shape, StateKind, Variant};
 use termwise_kernels::PAD;
 use termwise_kernels::basis::Basis;
@@ -52,7 +52,7 @@ pub struct State {
     /// [B, groups]
     pub(crate) groups: Vec<GroupState>,
     pub(crate) steps: StepState,
-    pub(crate) token: Token,
+    pub(crate) token: TokenParams,
     pub(crate) tasks: TaskScratch,
 }
 
@@ -194,7 +194,7 @@ impl Layer {
             Ok(GroupState { memory, key_norm: 0.0, u: vec![0.0; heads * ep], rows, sums, far })
         };
         // Allocated first: its size grows with the batch, and a batch that is too large fails here.
-        let (steps, token) = (StepState::new(self, &shape)?, Token::new(self, &shape)?);
+        let (steps, token) = (StepState::new(self, &shape)?, TokenParams::new(self, &shape)?);
         let groups = (0..batch).flat_map(|_| plan.groups.iter().zip(&bases).map(group_state)).collect::<Result<_, _>>()?;
         Ok(State {
             kernels: self.heads().iter().map(|variant| variant.near.kernel.clone()).collect(),

@@ -26,7 +26,7 @@ impl CacheLayout {
     /// Number of sinks in blocks of their own, and of all other slots.
     fn split(self) -> [usize; 2] {
         let sinks = if self.bits.is_some() { self.distance.sinks } else { 0 };
-        [sinks, self.places() - sinks]
+        [sinks, self.slots() - sinks]
     }
 
     /// The formats of stored keys and values: of the sinks, or of all other slots; `None` for float32.
@@ -42,22 +42,22 @@ impl CacheLayout {
 
     /// Bytes of all slots, for keys of d and values of e numbers, the latter padded to ep.
     pub fn bytes(self, d: usize, e: usize, ep: usize) -> usize {
-        let all = |places: usize, sink: bool| {
-            let rest = if places.is_multiple_of(BLOCK) { 0 } else { self.block_bytes(places % BLOCK, sink, [d, e, ep]) };
-            (places / BLOCK).saturating_mul(self.block_bytes(BLOCK, sink, [d, e, ep])).saturating_add(rest)
+        let all = |slots: usize, sink: bool| {
+            let rest = if slots.is_multiple_of(BLOCK) { 0 } else { self.block_bytes(slots % BLOCK, sink, [d, e, ep]) };
+            (slots / BLOCK).saturating_mul(self.block_bytes(BLOCK, sink, [d, e, ep])).saturating_add(rest)
         };
         let [sinks, others] = self.split();
-        let attention = if self.heavy_hitters.is_some() { self.places().saturating_mul(4) } else { 0 };
+        let attention = if self.heavy_hitters.is_some() { self.slots().saturating_mul(4) } else { 0 };
         all(sinks, true).saturating_add(all(others, false)).saturating_add(attention)
     }
 
     /// Number of slots allocated for this many keys: whole blocks, up to all slots.
     fn allocated(self, keys: usize) -> usize {
-        keys.checked_next_multiple_of(BLOCK).map_or(self.places(), |made| made.min(self.places()))
+        keys.checked_next_multiple_of(BLOCK).map_or(self.slots(), |made| made.min(self.slots()))
     }
 
     /// The slot into which the key of a position is inserted.
-    pub fn place(self, position: usize) -> usize {
+    pub fn slot(self, position: usize) -> usize {
         let Distance { window, sinks } = self.distance;
         if position < sinks { position } else { sinks + (position - sinks) % window }
     }
@@ -83,7 +83,7 @@ pub(crate) struct RingKvCache {
     /// The position of the next key.
     pub next: usize,
     /// Heavy hitters in the cache.
-    pub kept: usize,
+    pub heavy_hitter_count: usize,
     /// The slots: the sinks in blocks of their own if there are codes, then all others.
     blocks: Vec<SlotBlock>,
     /// r of each slot; empty without heavy hitters.
@@ -95,13 +95,13 @@ pub(crate) struct RingKvCache {
 /// At most 128 slots.
 #[derive(Clone, Debug)]
 enum SlotBlock {
-    Floats { places: usize, keys: Buffer, values: Buffer },
+    Floats { slots: usize, keys: Buffer, values: Buffer },
     Codes(CodeBlock),
 }
 
 #[derive(Clone, Debug)]
 pub(crate) struct CodeBlock {
-    places: usize,
+    slots: usize,
     key: RowFormat,
     value: RowFormat,
     /// The tensors of a file.
@@ -113,19 +113,19 @@ pub(crate) struct CodeBlock {
 }
 
 impl SlotBlock {
-    fn new(layout: CacheLayout, places: usize, sink: bool, [d, e, ep]: [usize; 3]) -> Result<SlotBlock, Error> {
+    fn new(layout: CacheLayout, slots: usize, sink: bool, [d, e, ep]: [usize; 3]) -> Result<SlotBlock, Error> {
         let Some([key, value]) = layout.formats(sink) else {
-            let (keys, values) = (Buffer::zeros(d * places + LOAD_PADDING)?, Buffer::zeros(places * ep)?);
-            return Ok(SlotBlock::Floats { places, keys, values });
+            let (keys, values) = (Buffer::zeros(d * slots + LOAD_PADDING)?, Buffer::zeros(slots * ep)?);
+            return Ok(SlotBlock::Floats { slots, keys, values });
         };
         Ok(SlotBlock::Codes(CodeBlock {
-            places,
+            slots,
             key,
             value,
-            keys: vec![0; d * key.code_bytes(places)],
-            values: vec![0; places * value.code_bytes(e)],
-            key_scales: vec![0; key.scales(d) * places],
-            value_scales: vec![0; places * value.scales(e)],
+            keys: vec![0; d * key.code_bytes(slots)],
+            values: vec![0; slots * value.code_bytes(e)],
+            key_scales: vec![0; key.scales(d) * slots],
+            value_scales: vec![0; slots * value.scales(e)],
         }))
     }
 
@@ -142,10 +142,10 @@ impl SlotBlock {
 impl CodeBlock {
     /// Writes a key and a value in the basis of storage.
     fn write(&mut self, lane: usize, key: &[f32], value: &[f32]) {
-        let row = self.key.code_bytes(self.places);
+        let row = self.key.code_bytes(self.slots);
         for (group, values) in key.chunks(GROUP).enumerate() {
             let scale = quantize::scale(self.key.bits, values);
-            if let Some(to) = self.key_scales.get_mut(group * self.places + lane) {
+            if let Some(to) = self.key_scales.get_mut(group * self.slots + lane) {
                 *to = bf16::from_f32(scale).to_bits();
             }
             for (j, &k) in values.iter().enumerate() {
@@ -168,9 +168,9 @@ impl CodeBlock {
 
     /// The key of a slot in the basis of storage.
     fn key(&self, lane: usize, key: &mut [f32]) {
-        let (bits, row) = (self.key.bits, self.key.code_bytes(self.places));
+        let (bits, row) = (self.key.bits, self.key.code_bytes(self.slots));
         for (j, k) in key.iter_mut().enumerate() {
-            let scale = self.key_scales.get(j / GROUP * self.places + lane).map_or(1.0, |&scale| widen(scale));
+            let scale = self.key_scales.get(j / GROUP * self.slots + lane).map_or(1.0, |&scale| widen(scale));
             *k = quantize::value(bits, quantize::read_code(bits, &self.keys[j * row..], lane), scale);
         }
     }
@@ -190,11 +190,11 @@ impl CodeBlock {
     /// The first n slots in float32: keys [d, BLOCK] and values [n, ep], in the basis of storage.
     #[inline(always)]
     fn dequantize(&self, n: usize, [d, e, ep]: [usize; 3], keys: &mut [f32], values: &mut [f32]) {
-        let row = self.key.code_bytes(self.places);
+        let row = self.key.code_bytes(self.slots);
         let mut scales = [1.0f32; BLOCK];
         for (j, to) in keys.chunks_exact_mut(BLOCK).take(d).enumerate() {
             if j % GROUP == 0 && self.key.bits < 16 {
-                let from = &self.key_scales[j / GROUP * self.places..][..n];
+                let from = &self.key_scales[j / GROUP * self.slots..][..n];
                 scales.iter_mut().zip(from).for_each(|(to, &scale)| *to = widen(scale));
             }
             unpack(self.key.bits, &self.keys[j * row..][..row], &mut to[..n], |lane| scales[lane]);
@@ -265,7 +265,7 @@ impl<'a> RingScratch<'a> {
     #[inline(always)]
     pub fn record(&mut self, ring: &RingKvCache, head: usize, block: usize, weights: &[f32], rho: f32) {
         if ring.layout.heavy_hitters.is_some() {
-            let (first, n) = ring.block_places(block);
+            let (first, n) = ring.block_slots(block);
             self.weights[head * ring.accumulated_attention.len() + first..][..n].copy_from_slice(&weights[..n]);
             self.rhos[head * ring.blocks() + block] = rho;
         }
@@ -286,7 +286,7 @@ impl RingKvCache {
             layout,
             far_row,
             next: 0,
-            kept: 0,
+            heavy_hitter_count: 0,
             blocks: Vec::new(),
             accumulated_attention: Vec::new(),
             per_key: vec![PerKey::default(); group.heads.len()],
@@ -295,7 +295,7 @@ impl RingKvCache {
 
     /// Removes all keys; memory stays allocated.
     pub fn clear(&mut self) {
-        (self.next, self.kept) = (0, 0);
+        (self.next, self.heavy_hitter_count) = (0, 0);
         self.accumulated_attention.fill(0.0);
         self.per_key.iter_mut().for_each(PerKey::clear);
     }
@@ -307,7 +307,7 @@ impl RingKvCache {
 
     /// Keys in the cache.
     pub fn len(&self) -> usize {
-        self.next.min(self.layout.distance.sinks.saturating_add(self.layout.distance.window)) + self.kept
+        self.next.min(self.layout.distance.sinks.saturating_add(self.layout.distance.window)) + self.heavy_hitter_count
     }
 
     /// Keys that were evicted.
@@ -317,7 +317,7 @@ impl RingKvCache {
 
     /// Allocates memory for `more` keys.
     pub fn reserve(&mut self, more: usize) -> Result<(), Error> {
-        let all = self.len().saturating_add(more).min(self.layout.places());
+        let all = self.len().saturating_add(more).min(self.layout.slots());
         let [sinks, others] = self.layout.split();
         let sink_blocks = sinks.div_ceil(BLOCK);
         loop {
@@ -326,8 +326,8 @@ impl RingKvCache {
             if first + at * BLOCK >= all || at * BLOCK >= region {
                 break;
             }
-            let places = (region - at * BLOCK).min(BLOCK);
-            self.blocks.push(SlotBlock::new(self.layout, places, sink, [self.d, self.e, self.ep])?);
+            let slots = (region - at * BLOCK).min(BLOCK);
+            self.blocks.push(SlotBlock::new(self.layout, slots, sink, [self.d, self.e, self.ep])?);
         }
         if self.layout.heavy_hitters.is_some() && self.accumulated_attention.len() < all {
             resize(&mut self.accumulated_attention, self.layout.allocated(all))?;
@@ -347,39 +347,39 @@ impl RingKvCache {
 
     /// The first slot of a block, and the number of its occupied slots.
     #[inline(always)]
-    pub fn block_places(&self, block: usize) -> (usize, usize) {
+    pub fn block_slots(&self, block: usize) -> (usize, usize) {
         let ([sinks, _], sink_blocks) = (self.layout.split(), self.sink_blocks());
         let (first, end) =
-            if block < sink_blocks { (block * BLOCK, sinks) } else { (sinks + (block - sink_blocks) * BLOCK, self.layout.places()) };
+            if block < sink_blocks { (block * BLOCK, sinks) } else { (sinks + (block - sink_blocks) * BLOCK, self.layout.slots()) };
         (first, self.len().min(end).saturating_sub(first).min(BLOCK))
     }
 
     /// The block of a slot and its index in it.
-    fn find(&self, place: usize) -> (usize, usize) {
+    fn find(&self, slot: usize) -> (usize, usize) {
         let [sinks, _] = self.layout.split();
-        if place < sinks { (place / BLOCK, place % BLOCK) } else { (self.sink_blocks() + (place - sinks) / BLOCK, (place - sinks) % BLOCK) }
+        if slot < sinks { (slot / BLOCK, slot % BLOCK) } else { (self.sink_blocks() + (slot - sinks) / BLOCK, (slot - sinks) % BLOCK) }
     }
 
     /// The key in a slot, into `key` [d], in the basis of storage.
-    pub fn key(&self, place: usize, key: &mut [f32]) {
-        let (block, lane) = self.find(place);
+    pub fn key(&self, slot: usize, key: &mut [f32]) {
+        let (block, lane) = self.find(slot);
         match &self.blocks[block] {
-            SlotBlock::Floats { places, keys, .. } => key.iter_mut().enumerate().for_each(|(j, key)| *key = keys[j * places + lane]),
+            SlotBlock::Floats { slots, keys, .. } => key.iter_mut().enumerate().for_each(|(j, key)| *key = keys[j * slots + lane]),
             SlotBlock::Codes(codes) => codes.key(lane, key),
         }
     }
 
     /// The value in a slot, into `value` [ep].
-    pub fn value(&self, place: usize, value: &mut [f32]) {
-        self.stored_value(place, value);
+    pub fn value(&self, slot: usize, value: &mut [f32]) {
+        self.stored_value(slot, value);
         if self.rotates_values() {
             quantize::rotate(&mut value[..self.e]);
         }
     }
 
     /// The value in a slot, into `value` [ep], in the basis of storage.
-    fn stored_value(&self, place: usize, value: &mut [f32]) {
-        let (block, lane) = self.find(place);
+    fn stored_value(&self, slot: usize, value: &mut [f32]) {
+        let (block, lane) = self.find(slot);
         value[self.e..].fill(0.0);
         match &self.blocks[block] {
             SlotBlock::Floats { values, .. } => value[..self.e].copy_from_slice(&values[lane * self.ep..][..self.e]),
@@ -388,24 +388,24 @@ impl RingKvCache {
     }
 
     /// Writes a key [d] in the basis of storage and a value [≥ e] to an allocated slot.
-    pub fn write(&mut self, place: usize, key: &[f32], value: &[f32]) {
+    pub fn write(&mut self, slot: usize, key: &[f32], value: &[f32]) {
         if self.rotates_values() {
             let mut rotated = [0.0f32; 256];
             let rotated = &mut rotated[..self.e];
             rotated.copy_from_slice(&value[..self.e]);
             quantize::rotate(rotated);
-            self.store(place, key, rotated);
+            self.store(slot, key, rotated);
         } else {
-            self.store(place, key, value);
+            self.store(slot, key, value);
         }
     }
 
     /// Writes a key [d] and a value [≥ e] in the basis of storage to an allocated slot.
-    fn store(&mut self, place: usize, key: &[f32], value: &[f32]) {
-        let ((block, lane), ep, e) = (self.find(place), self.ep, self.e);
+    fn store(&mut self, slot: usize, key: &[f32], value: &[f32]) {
+        let ((block, lane), ep, e) = (self.find(slot), self.ep, self.e);
         match &mut self.blocks[block] {
-            SlotBlock::Floats { places, keys, values } => {
-                key.iter().enumerate().for_each(|(j, &k)| keys[j * *places + lane] = k);
+            SlotBlock::Floats { slots, keys, values } => {
+                key.iter().enumerate().for_each(|(j, &k)| keys[j * *slots + lane] = k);
                 values[lane * ep..][..e].copy_from_slice(&value[..e]);
             }
             SlotBlock::Codes(codes) => codes.write(lane, key, &value[..e]),
@@ -420,18 +420,18 @@ impl RingKvCache {
     /// Inserts the next key, for which memory is allocated. An evicted key is stored in `key_out` [d] and `value_out` [ep]; returns whether there is one.
     pub fn push(&mut self, (key, value): (&[f32], &[f32]), key_out: &mut [f32], value_out: &mut [f32]) -> bool {
         let (t, Distance { window, sinks }) = (self.next, self.layout.distance);
-        let place = self.layout.place(t);
+        let slot = self.layout.slot(t);
         let full = t >= sinks.saturating_add(window);
-        let mut evicted = full.then_some(place);
+        let mut evicted = full.then_some(slot);
         if let Some(heavy_hitters) = self.layout.heavy_hitters.filter(|_| full) {
             let first = sinks + window;
-            if self.kept < heavy_hitters.keys {
-                self.copy(place, first + self.kept);
-                self.kept += 1;
+            if self.heavy_hitter_count < heavy_hitters.keys {
+                self.copy(slot, first + self.heavy_hitter_count);
+                self.heavy_hitter_count += 1;
                 evicted = None;
             } else {
-                let least = HeavyHitters::evicted(&self.accumulated_attention[first..first + self.kept]);
-                if self.accumulated_attention[first + least] <= self.accumulated_attention[place] {
+                let least = HeavyHitters::evicted(&self.accumulated_attention[first..first + self.heavy_hitter_count]);
+                if self.accumulated_attention[first + least] <= self.accumulated_attention[slot] {
                     evicted = Some(first + least);
                 }
             }
@@ -439,12 +439,12 @@ impl RingKvCache {
         if let Some(evicted) = evicted {
             self.key(evicted, key_out);
             self.value(evicted, value_out);
-            if evicted != place {
-                self.copy(place, evicted);
+            if evicted != slot {
+                self.copy(slot, evicted);
             }
         }
-        self.write(place, key, value);
-        if let Some(attention) = self.accumulated_attention.get_mut(place) {
+        self.write(slot, key, value);
+        if let Some(attention) = self.accumulated_attention.get_mut(slot) {
             *attention = 0.0;
         }
         self.next += 1;
@@ -471,8 +471,8 @@ impl RingKvCache {
     /// Multiplies each channel of all keys, which are in float32.
     pub fn decay_keys(&mut self, m: &[f32]) {
         for block in &mut self.blocks {
-            let SlotBlock::Floats { places, keys, .. } = block else { continue };
-            for (row, m) in keys.chunks_exact_mut(*places).zip(m) {
+            let SlotBlock::Floats { slots, keys, .. } = block else { continue };
+            for (row, m) in keys.chunks_exact_mut(*slots).zip(m) {
                 row.iter_mut().for_each(|k| *k *= m);
             }
         }
@@ -490,7 +490,7 @@ impl RingKvCache {
     #[inline(always)]
     pub fn block<'a>(&'a self, block: usize, scratch: &'a RingScratch) -> (&'a [f32], usize, &'a [f32]) {
         match &self.blocks[block] {
-            SlotBlock::Floats { places, keys, values } => (&keys[..], *places, &values[..]),
+            SlotBlock::Floats { slots, keys, values } => (&keys[..], *slots, &values[..]),
             SlotBlock::Codes(_) => (&*scratch.keys, BLOCK, &*scratch.values),
         }
     }
@@ -507,7 +507,7 @@ impl RingKvCache {
         for (i, sums) in sums.iter().enumerate() {
             let inverse = 1.0 / sums.z();
             for block in 0..blocks {
-                let (first, n) = self.block_places(block);
+                let (first, n) = self.block_slots(block);
                 let factor = (scratch.rhos[i * blocks + block] - sums.rho).exp() * inverse;
                 let weights = &scratch.weights[i * allocated + first..][..n];
                 self.accumulated_attention[first..first + n].iter_mut().zip(weights).for_each(|(r, w)| *r += factor * w);
@@ -524,15 +524,15 @@ impl RingKvCache {
 
     /// Number of occupied float32 slots at a position.
     pub fn float_len(&self, position: usize) -> usize {
-        let (exact, kept) = self.len_at(position);
-        if self.layout.bits.is_some() { 0 } else { exact + kept }
+        let (exact, heavy_hitter_count) = self.len_at(position);
+        if self.layout.bits.is_some() { 0 } else { exact + heavy_hitter_count }
     }
 
     /// Moves an empty cache to a position, whose keys remain to be written.
     pub fn resume(&mut self, position: usize) -> Result<(), Error> {
-        let (exact, kept) = self.len_at(position);
-        self.reserve(exact + kept)?;
-        (self.next, self.kept) = (position, kept);
+        let (exact, heavy_hitter_count) = self.len_at(position);
+        self.reserve(exact + heavy_hitter_count)?;
+        (self.next, self.heavy_hitter_count) = (position, heavy_hitter_count);
         Ok(())
     }
 

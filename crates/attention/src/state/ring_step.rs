@@ -37,12 +37,12 @@ pub(crate) fn step<S: Simd>(simd: S, context: &GroupContext, rows: TokenRows, st
         // A decay per channel is part of the keys: they are stored as the next query reads them.
         ring.decay_keys(context.channel_decay());
     }
-    let place = ring.layout.place(ring.next);
+    let slot = ring.layout.slot(ring.next);
     let evicted = ring.push((key, value), evicted_key, evicted_value);
     // Heads with heavy hitters have no data per key; otherwise the evicted key was in the slot of the new one.
-    let (weight, decay) = (ring.per_key[0].weight(place), ring.per_key[0].decay(place, context.log_decay(group.heads[0])));
+    let (weight, decay) = (ring.per_key[0].weight(slot), ring.per_key[0].decay(slot, context.log_decay(group.heads[0])));
     for (&head, per_key) in group.heads.iter().zip(&mut ring.per_key) {
-        context.set_per_key(head, place, per_key);
+        context.set_per_key(head, slot, per_key);
     }
 
     state.u.fill(0.0);
@@ -94,7 +94,7 @@ fn attend<S: Simd>(
     let width = context.state.layer.key_transforms()[context.group.key_transform].width;
     let mut x = [0.0f32; BLOCK];
     for number in 0..ring.blocks() {
-        let (first, n) = ring.block_places(number);
+        let (first, n) = ring.block_slots(number);
         if n == 0 {
             continue;
         }

@@ -1,7 +1,7 @@
 //! Values of a token that all state groups read: angles, norms of q and k, gates and decays. [`StepState`] contains the values from which they continue:
 //! position, last inputs of the short convolution, running sums of gates and decays.
 
-use crate::layer::{GateInputs, Head, RowSources, Tensor, channels_last};
+use crate::layer::{GateInputs, HeadPlan, QkvTensor, RowSources, channels_last};
 use crate::parts::gate::PostGate;
 use crate::parts::qk_norm::QkNorm;
 use crate::{AuxKind, Error, Inputs, Layer, Shape};
@@ -95,7 +95,7 @@ impl StepState {
 
 /// Computed once per token, before the state groups.
 #[derive(Clone, Debug)]
-pub(crate) struct Token {
+pub(crate) struct TokenParams {
     /// Angles [B, pairs], empty without RoPE.
     pub cos: Vec<f32>,
     pub sin: Vec<f32>,
@@ -116,8 +116,8 @@ pub(crate) struct Token {
     pub decay: Vec<f32>,
 }
 
-impl Token {
-    pub fn new(layer: &Layer, shape: &Shape) -> Result<Token, Error> {
+impl TokenParams {
+    pub fn new(layer: &Layer, shape: &Shape) -> Result<TokenParams, Error> {
         let Shape { batch, heads: h, kv_heads: g, e, .. } = *shape;
         let by_channel = layer.heads().iter().any(|variant| variant.post_gate.as_ref().is_some_and(PostGate::by_channel));
         let of = |n: usize, value: f32| -> Result<Vec<f32>, Error> {
@@ -132,7 +132,7 @@ impl Token {
             resize(taps, channels * layer.taps())?;
         }
         let (sources, [all_q, all_k, _]) = (layer.norm_sources().count(), shape.widths());
-        Ok(Token {
+        Ok(TokenParams {
             cos: of(half, 0.0)?,
             sin: of(half, 0.0)?,
             taps,
@@ -147,7 +147,7 @@ impl Token {
     }
 }
 
-impl Token {
+impl TokenParams {
     /// Computes angles, norms, gates and decays of this token.
     pub fn prepare(&mut self, layer: &Layer, shape: &Shape, inputs: &Inputs<f32>, steps: &mut StepState) {
         if steps.width > 0 {
@@ -162,7 +162,7 @@ impl Token {
                 let pairs = self.cos.len() / shape.batch;
                 rope.angles(steps.positions[b], &mut self.cos[b * pairs..][..pairs], &mut self.sin[b * pairs..][..pairs]);
             }
-            if layer.head_plans().iter().any(Head::has_gates) {
+            if layer.head_plans().iter().any(HeadPlan::has_gates) {
                 self.gates(layer, GateInputs { inputs, shape: *shape, b, before: steps.positions[b] }, steps);
             }
         }
@@ -238,7 +238,7 @@ impl Task for NormRows<'_> {
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
         let NormRows { sources: rows, norm, normed } = self;
-        let tensors = [(Tensor::Q, AuxKind::QNorm), (Tensor::K, AuxKind::KNorm)];
+        let tensors = [(QkvTensor::Q, AuxKind::QNorm), (QkvTensor::K, AuxKind::KNorm)];
         for ((normed, (tensor, kind)), width) in normed.iter_mut().zip(tensors).zip(rows.shape.widths()) {
             let weight = if norm.has_weight() { rows.inputs.aux(kind) } else { &[] };
             for (source, conv) in rows.layer.norm_sources().enumerate() {

@@ -22,6 +22,7 @@ use termwise_kernels::combinatorics::factorial;
 
 /// Error bound of an exponential truncated at an even order, for scores within a bound.
 #[derive(Clone, Copy, Debug, PartialEq)]
+#[non_exhaustive]
 pub struct Truncation {
     /// Truncation order p.
     pub order: usize,

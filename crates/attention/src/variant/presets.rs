@@ -6,6 +6,7 @@ use crate::Variant;
 
 /// A name for a combination of parts.
 #[derive(Debug)]
+#[non_exhaustive]
 pub struct Preset {
     /// The name.
     pub name: &'static str,

@@ -69,185 +69,152 @@ fn removed(word: &str) -> Option<String> {
     Some(format!("`{name}` ({about}) was removed; the last commit that supports it is {LAST_SUPPORT}"))
 }
 
+/// The most frequent fields of a key: a value or `off`, near keys only.
+const KEY: Key = Key { word: "", bare: None, off: true, about: "", parts: &[], far: false, read: |_, _, _| None, write: |_| None };
+
 /// The keys, in the order in which they are printed, after the kernel.
 pub static KEYS: &[Key] = &[
     Key {
         word: "clamp",
-        bare: None,
-        off: true,
         about: "scores are replaced by min(x, c) before the kernel",
-        parts: &[],
         far: true,
         read: |v, value, _| Some(optional(value, |value| number("clamp", value, false)).map(|c| v.near.clamp = c)),
         write: |v| v.near.clamp.map(short),
+        ..KEY
     },
     Key {
         word: "scale",
-        bare: None,
-        off: true,
         about: "the factor of q·k; default: 1/√d",
-        parts: &[],
         far: true,
         read: |v, value, _| Some(optional(value, |value| number("scale", value, false)).map(|c| v.near.scale = c)),
         write: |v| v.near.scale.map(short),
+        ..KEY
     },
     Key {
         word: "cap",
-        bare: None,
-        off: true,
         about: "soft cap: scores become c·tanh(x/c), before a clamp",
-        parts: &[],
         far: true,
         read: |v, value, _| Some(optional(value, |value| number("cap", value, true)).map(|c| v.near.cap = c)),
         write: |v| v.near.cap.map(short),
+        ..KEY
     },
     Key {
         word: "dim",
-        bare: None,
-        off: true,
         about: "q and k are projected to this many dimensions by learned matrices, last before the scores; the scale becomes 1/√dim",
-        parts: &[],
         far: true,
         read: |v, value, _| Some(optional(value, |value| count("dim", value)).map(|n| v.near.dim = n)),
         write: |v| v.near.dim.map(|n| n.to_string()),
+        ..KEY
     },
     Key {
         word: "window",
-        bare: None,
-        off: true,
         about: "keys with t − s < W are near; far keys are masked unless `far` gives them a kernel",
-        parts: &[],
-        far: false,
         read: |v, value, _| Some(optional(value, |value| count("window", value)).map(|n| v.window = n)),
         write: |v| v.window.map(|n| n.to_string()),
+        ..KEY
     },
     Key {
         word: "sinks",
-        bare: None,
-        off: true,
         about: "keys with s < S are also near",
-        parts: &[],
-        far: false,
         read: |v, value, _| Some(optional(value, |value| count("sinks", value)).map(|n| v.sinks = n)),
         write: |v| v.sinks.map(|n| n.to_string()),
+        ..KEY
     },
     Key {
         word: "chosen",
-        bare: None,
-        off: true,
         about: "heavy hitters: outside the window, the N keys with the largest accumulated attention are near; with `fade=L` over about the last L queries; long form `heavy_hitters=N`",
-        parts: &[],
-        far: false,
         read: |v, value, _| Some(optional(value, HeavyHitters::read).map(|chosen| v.chosen = chosen)),
         write: |v| v.chosen.map(HeavyHitters::text),
+        ..KEY
     },
     Key {
         word: "bits",
-        bare: None,
-        off: true,
         about: "KV cache of the window in 16 (bfloat16), 8 or 4 bits, with a scale per 32 values and at 4 bits a Hadamard rotation; `bits=8,4` for keys and values; long form `kv_bits=N`",
-        parts: &[],
-        far: false,
         read: |v, value, _| Some(optional(value, CacheBits::read).map(|bits| v.bits = bits)),
         write: |v| v.bits.map(CacheBits::text),
+        ..KEY
     },
     Key {
         word: "far",
-        bare: None,
-        off: true,
         about: "a second kernel for far keys, with its own settings: `far(taylor=0..2 dim=4)`; one denominator over all keys",
-        parts: &[],
-        far: false,
         read: |v, value, _| Some(optional(value, far).map(|far| v.far = far)),
         write: |v| v.far.clone().map(|far| Words { variant: &Variant::new(far), range: KeyRange::Far }.to_string()),
+        ..KEY
     },
     Key {
         word: "write",
-        bare: None,
-        off: true,
         about: "u, the write rule of values",
         parts: &[&Delta::INFO],
-        far: false,
         read: |v, word, args| (word == Delta::INFO.word).then(|| Delta::parse(args).map(|delta| v.write = Some(delta))),
         write: |v| v.write.map(|delta| joined(&Delta::INFO, &delta.args())),
+        ..KEY
     },
     Key {
         word: "over",
-        bare: None,
         off: false,
         about: "D, the denominator of the weighted sum; long form `denominator=…`",
         parts: Denominator::PARTS,
-        far: false,
         read: |v, word, args| Some(Denominator::parse(word, args)?.map(|part| v.denominator = part)),
         write: |v| Some(joined(v.denominator.info(), &v.denominator.args())),
+        ..KEY
     },
     Key {
         word: "in",
         bare: Some("sigmoid"),
-        off: true,
         about: "I, a gate on each key's value",
         parts: InGate::PARTS,
-        far: false,
         read: |v, word, args| Some(InGate::parse(word, args)?.map(|part| v.in_gate = Some(part))),
         write: |v| v.in_gate.as_ref().map(|part| joined(part.info(), &part.args())),
+        ..KEY
     },
     Key {
         word: "out",
         bare: Some("sigmoid"),
-        off: true,
         about: "O, a gate on each query's output, before the norm",
         parts: OutGate::PARTS,
-        far: false,
         read: |v, word, args| Some(OutGate::parse(word, args)?.map(|part| v.out_gate = Some(part))),
         write: |v| v.out_gate.as_ref().map(|part| joined(part.info(), &part.args())),
+        ..KEY
     },
     Key {
         word: "post",
         bare: Some("sigmoid"),
-        off: true,
         about: "P, a gate on each query's output, after the norm",
         parts: PostGate::PARTS,
-        far: false,
         read: |v, word, args| Some(PostGate::parse(word, args)?.map(|part| v.post_gate = Some(part))),
         write: |v| v.post_gate.as_ref().map(|part| joined(part.info(), &part.args())),
+        ..KEY
     },
     Key {
         word: "decay",
-        bare: None,
         off: true,
         about: "M, reduces the weights of older keys",
         parts: Decay::PARTS,
-        far: false,
         read: |v, word, args| Some(Decay::parse(word, args)?.map(|part| v.decay = Some(part))),
         write: |v| v.decay.as_ref().map(|part| joined(part.info(), &part.args())),
+        ..KEY
     },
     Key {
         word: "qk_norm",
-        bare: None,
-        off: true,
         about: "the norm of q and k, after the convolution and before RoPE",
         parts: QkNorm::PARTS,
-        far: false,
         read: |v, word, args| Some(QkNorm::parse(word, args)?.map(|part| v.qk_norm = Some(part))),
         write: |v| v.qk_norm.as_ref().map(|part| joined(part.info(), &part.args())),
+        ..KEY
     },
     Key {
         word: "norm",
-        bare: None,
         off: false,
         about: "N, the norm of each head's output",
         parts: Norm::PARTS,
-        far: false,
         read: |v, word, args| Some(Norm::parse(word, args)?.map(|part| v.norm = part)),
         write: |v| (!matches!(v.norm, Norm::NoNorm(_))).then(|| joined(v.norm.info(), &v.norm.args())),
+        ..KEY
     },
     Key {
         word: "rope",
-        bare: None,
         off: false,
         about: "rotary positions: on or off",
-        parts: &[],
-        far: false,
         read: |v, value, _| {
             v.rope = match value {
                 "on" => true,
@@ -257,19 +224,17 @@ pub static KEYS: &[Key] = &[
             Some(Ok(()))
         },
         write: |v| (!v.rope).then(|| "off".to_string()),
+        ..KEY
     },
     Key {
         word: "conv",
-        bare: None,
-        off: true,
         about: "width of a short causal convolution over q, k and v",
-        parts: &[],
-        far: false,
         read: |v, value, _| {
             let width = |value: &str| value.parse().map_err(|_| format!("`conv` takes a width, as in `conv=3`, found `{value}`"));
             Some(optional(value, width).map(|w| v.conv = w))
         },
         write: |v| v.conv.map(|w| w.to_string()),
+        ..KEY
     },
 ];
 

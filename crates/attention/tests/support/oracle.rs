@@ -3,7 +3,7 @@
 //!
 //! [`recurrent`] replaces the sums over pairs by the recurrence of `naive::recurrence`.
 
-use termwise_attention::naive::recurrence::{PolynomialKernel, Recurrence, Token};
+use termwise_attention::naive::recurrence::{PolynomialKernel, Recurrence, RecurrenceInput};
 use termwise_attention::parts::gate::{OutGate, PostGate};
 use termwise_attention::parts::kernel::taylor::{Coefficients, Taylor};
 use termwise_attention::{AuxKind, Decay, Denominator, Kernel, KeyRange, Map, Norm, QkNorm, ScoreFn, Shape, Variant};
@@ -62,8 +62,8 @@ pub fn recurrent(case: &Case<f64>) -> Option<RecurrentOutput> {
             let (q, k) = (&head.near.q[t], &head.near.k[t]);
             let v: Vec<f64> = head.v[t].iter().map(|v| v * head.in_gate[t] * head.key_weight(t)).collect();
             let decay = if t == 0 { 1.0 } else { head.decay_by_head(t, t - 1) };
-            let (sums, z) = recurrence.step(Token { q, k, v: &v, decay, beta: head.beta.get(t).copied() });
-            let token = Token { q: &absolute(q), k: &absolute(k), v: &absolute(&v), decay, beta: None };
+            let (sums, z) = recurrence.step(RecurrenceInput { q, k, v: &v, decay, beta: head.beta.get(t).copied() });
+            let token = RecurrenceInput { q: &absolute(q), k: &absolute(k), v: &absolute(&v), decay, beta: None };
             let (_, magnitude) = magnitudes.step(token);
             output.condition = output.condition.max(magnitude / z.abs());
             let row = head.finish(t, sums, (z, z.abs()), None, &mut 0.0, &mut 1.0);

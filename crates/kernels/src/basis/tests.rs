@@ -130,14 +130,14 @@ fn too_many_rows_are_refused() {
     assert!(Basis::new(3, &[]).is_err() && Basis::new(3, &[2, 1]).is_err() && Basis::new(0, &[1]).is_err());
 }
 
-struct Scaled<'a> {
+struct ScaledBasis<'a> {
     basis: &'a Basis,
     x: &'a [f32],
     table: &'a [f32],
     out: &'a mut [f32],
 }
 
-impl Task for Scaled<'_> {
+impl Task for ScaledBasis<'_> {
     type Output = ();
 
     #[inline(always)]
@@ -160,7 +160,7 @@ fn scaled_rows_equal_rows_times_factors_on_every_instruction_set() {
                     let table = if factors { basis.inverse_factorials() } else { &[] };
                     // Longer than the rows: values past the end must not change.
                     let mut out = vec![7.0; basis.rows() + 3];
-                    dispatch_on(isa, Scaled { basis: &basis, x: &x, table, out: &mut out });
+                    dispatch_on(isa, ScaledBasis { basis: &basis, x: &x, table, out: &mut out });
                     for (i, &n) in orders.iter().enumerate() {
                         for row in basis.order_range(i) {
                             let expected = rows[row] * if factors { table[row] * (n as f32 - 1.5) } else { 1.0 };

@@ -63,7 +63,7 @@ pub(super) unsafe fn multiply(
             }
         }
     });
-    let call = Call { a: packed, by_rows, a_panel, b, sizes: [m, n, pairs], out: out.as_mut_ptr(), step, write };
+    let call = PanelProduct { a: packed, by_rows, a_panel, b, sizes: [m, n, pairs], out: out.as_mut_ptr(), step, write };
     let [rows, columns] = call.task_size(rayon::current_num_threads());
     let count = m.div_ceil(rows);
     (0..count * n.div_ceil(columns)).into_par_iter().for_each(|task| {
@@ -235,7 +235,7 @@ unsafe fn round_rows(matrix: Matrix, first_row: usize, panel: &mut [f32]) {
 }
 
 /// A product of packed operands.
-struct Call<'a> {
+struct PanelProduct<'a> {
     /// Panels of A: [k / KC, MR, ROW] pairs if `by_rows`, else [k / 2, MR] pairs.
     a: &'a [f32],
     by_rows: bool,
@@ -250,7 +250,7 @@ struct Call<'a> {
 }
 
 // SAFETY: tasks write disjoint tiles of the output, which `multiply` borrows mutably while they run.
-unsafe impl Sync for Call<'_> {}
+unsafe impl Sync for PanelProduct<'_> {}
 
 /// A tile of MR rows and NR columns of the output, of which the first `rows` and `columns` exist.
 struct Tile {
@@ -264,7 +264,7 @@ struct Tile {
     add: bool,
 }
 
-impl Call<'_> {
+impl PanelProduct<'_> {
     /// Rows and columns per task: at least four tasks per thread if the output is large enough. Results do not depend on it.
     fn task_size(&self, threads: usize) -> [usize; 2] {
         let [m, n, _] = self.sizes;

@@ -12,40 +12,13 @@ type V = [f32; 8];
 /// every use of an operation.
 macro_rules! lanes {
     (|$i:ident| $lane:expr) => {
-        [
-            {
-                const $i: usize = 0;
-                $lane
-            },
-            {
-                const $i: usize = 1;
-                $lane
-            },
-            {
-                const $i: usize = 2;
-                $lane
-            },
-            {
-                const $i: usize = 3;
-                $lane
-            },
-            {
-                const $i: usize = 4;
-                $lane
-            },
-            {
-                const $i: usize = 5;
-                $lane
-            },
-            {
-                const $i: usize = 6;
-                $lane
-            },
-            {
-                const $i: usize = 7;
-                $lane
-            },
-        ]
+        lanes!(|$i| $lane; 0 1 2 3 4 5 6 7)
+    };
+    (|$i:ident| $lane:expr; $($n:literal)+) => {
+        [$({
+            const $i: usize = $n;
+            $lane
+        }),+]
     };
 }
 

@@ -1,8 +1,8 @@
 use super::*;
 
-struct Exp<'a>(&'a mut [f32]);
+struct ExpSlice<'a>(&'a mut [f32]);
 
-impl Task for Exp<'_> {
+impl Task for ExpSlice<'_> {
     type Output = ();
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
@@ -17,7 +17,7 @@ fn exp_is_within_two_units_on_every_instruction_set() {
     let xs: Vec<f32> = (0..200_001).map(|i| -87.3 + i as f32 * 0.00088).collect();
     for isa in Isa::available() {
         let mut ys = xs.clone();
-        dispatch_on(isa, Exp(&mut ys));
+        dispatch_on(isa, ExpSlice(&mut ys));
         for (&x, &y) in xs.iter().zip(&ys) {
             let expected = (x as f64).exp();
             let error = ((y as f64 - expected) / expected).abs();
@@ -30,7 +30,7 @@ fn exp_is_within_two_units_on_every_instruction_set() {
 fn exp_at_the_edges() {
     for isa in Isa::available() {
         let mut y = [0.0, -0.0, -100.0, f32::NEG_INFINITY, 89.0, f32::INFINITY, f32::NAN, 88.7];
-        dispatch_on(isa, Exp(&mut y));
+        dispatch_on(isa, ExpSlice(&mut y));
         assert_eq!(&y[..6], &[1.0, 1.0, 0.0, 0.0, f32::INFINITY, f32::INFINITY], "{}", isa.name());
         assert!(y[6].is_nan() && y[7].is_finite(), "{}: {y:?}", isa.name());
     }
@@ -78,9 +78,9 @@ fn instruction_sets_agree_with_plain_rust() {
     }
 }
 
-struct Transpose<'a>(&'a [f32], &'a mut [f32]);
+struct TransposeTile<'a>(&'a [f32], &'a mut [f32]);
 
-impl Task for Transpose<'_> {
+impl Task for TransposeTile<'_> {
     type Output = ();
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
@@ -94,7 +94,7 @@ fn transposition_on_every_instruction_set() {
     let from: Vec<f32> = (0..16 * 20).map(|i| i as f32).collect();
     for isa in Isa::available() {
         let mut to = vec![-1.0; 16 * 24];
-        dispatch_on(isa, Transpose(&from, &mut to));
+        dispatch_on(isa, TransposeTile(&from, &mut to));
         for i in 0..16 {
             for j in 0..24 {
                 let expected = if j < 16 { from[j * 20 + i] } else { -1.0 };

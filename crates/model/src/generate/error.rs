@@ -30,6 +30,3 @@ impl GenerateError {
         }
     }
 }
-
-/// The result of text generation.
-pub type Result<T> = std::result::Result<T, GenerateError>;

@@ -8,7 +8,8 @@ use termwise_data::{Text, Tokenizer};
 
 use crate::Config;
 use crate::decode::{Decoder, RowError, Sampler, SamplingOptions, SavedSequence, StopStrings};
-use crate::generate::error::{GenerateError, Result};
+use crate::error::Result;
+use crate::generate::error::GenerateError;
 
 /// Options of a [`TextGenerator`].
 #[derive(Clone, Debug)]
@@ -219,7 +220,7 @@ impl<'a> TextGenerator<'a> {
     ///
     /// A completion that fails is reported as [`GenerationEvent::Failed`] and counted in [`GenerationStats::failed`]. Other completions are not
     /// affected.
-    pub fn run(mut self, report: &mut dyn FnMut(GenerationEvent) -> bool) -> Result<GenerationStats> {
+    pub fn run(mut self, report: &mut dyn FnMut(GenerationEvent) -> bool) -> Result<GenerationStats, GenerateError> {
         let mut next = 0;
         let mut tokens = vec![None; self.active.len()];
         while next < self.prompts.len() || self.active.iter().any(Option::is_some) {
@@ -263,7 +264,7 @@ impl<'a> TextGenerator<'a> {
     }
 
     /// Samples the next token of a row; `None` if the row is free or its completion has ended.
-    fn next_token(&mut self, row: usize) -> Result<Option<u32>> {
+    fn next_token(&mut self, row: usize) -> Result<Option<u32>, GenerateError> {
         let Some(completion) = &mut self.active[row] else { return Ok(None) };
         let token = sample(completion, self.decoder.logits(row)?, &self.options)?;
         self.stats.generated_tokens += 1;
@@ -288,7 +289,7 @@ impl<'a> TextGenerator<'a> {
     }
 
     /// Starts a prompt in a row: prefill, sampler, stop strings.
-    fn start(&mut self, row: usize, index: usize) -> Result<ActiveCompletion<'a>> {
+    fn start(&mut self, row: usize, index: usize) -> Result<ActiveCompletion<'a>, GenerateError> {
         let prompt = &self.prompts[index];
         self.decoder.clear(row)?;
         let saved = match &self.options.load_state {
@@ -337,7 +338,7 @@ impl<'a> TextGenerator<'a> {
     }
 
     /// The first token without a prompt.
-    fn first_token(&self) -> Result<Option<u32>> {
+    fn first_token(&self) -> Result<Option<u32>, GenerateError> {
         let template = if self.tokenizer.begins()? { self.tokenizer.encode("a", true)?.first().copied() } else { None };
         let first = self.config.bos_token_id.or(template).unwrap_or(self.tokenizer.end());
         Ok(Some(first).filter(|&first| (first as usize) < self.config.vocab_size))
@@ -353,7 +354,7 @@ impl<'a> TextGenerator<'a> {
         }
     }
 
-    fn finish(&mut self, row: usize, completion: &mut ActiveCompletion) -> Result<()> {
+    fn finish(&mut self, row: usize, completion: &mut ActiveCompletion) -> Result<(), GenerateError> {
         if completion.stop.is_none() {
             let rest = completion.text.finish()?;
             let (text, stop) = completion.stop_strings.push(&rest);
@@ -438,7 +439,7 @@ impl<'a> TextGenerator<'a> {
 }
 
 /// Samples the next token of a completion; `None` if the completion ends.
-fn sample(completion: &mut ActiveCompletion, logits: &[f32], options: &GenerationOptions) -> Result<Option<u32>> {
+fn sample(completion: &mut ActiveCompletion, logits: &[f32], options: &GenerationOptions) -> Result<Option<u32>, GenerateError> {
     let token = completion.sampler.sample(logits);
     completion.tokens.push(token);
     completion.generated += 1;

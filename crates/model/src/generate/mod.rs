@@ -4,5 +4,5 @@ pub mod error;
 mod generator;
 pub mod prompts;
 
-pub use error::{GenerateError, Result};
+pub use error::GenerateError;
 pub use generator::{Completion, FailedCompletion, FinishReason, GenerationEvent, GenerationOptions, GenerationStats, TextGenerator};

@@ -37,6 +37,7 @@ struct TensorLocation {
 
 /// Type and shape of a tensor in a file.
 #[derive(Clone, Copy, Debug, PartialEq)]
+#[non_exhaustive]
 pub struct TensorInfo<'a> {
     /// Its type.
     pub dtype: Dtype,

@@ -1,6 +1,6 @@
 //! A plain float64 Llama, the reference of the float32 passes.
 
-use termwise_attention::{Attention, AuxTensors, Inputs, Source, Variant};
+use termwise_attention::{Attention, AuxSource, AuxTensors, Inputs, Variant};
 use termwise_model::Model;
 
 /// y [M, N] = x Wᵀ
@@ -36,8 +36,8 @@ pub fn logits(model: &Model, heads: impl Fn(usize) -> Vec<Variant>, ids: &[u32])
             values.push((
                 spec.aux,
                 match &spec.source {
-                    Source::Parameter { .. } => at(&name),
-                    Source::Projection { outputs, bias } => {
+                    AuxSource::Parameter { .. } => at(&name),
+                    AuxSource::Projection { outputs, bias } => {
                         let mut signal = product(&h, &at(&format!("{name}.weight")), c);
                         if *bias {
                             let bias = at(&format!("{name}.bias"));

@@ -1,7 +1,7 @@
 use super::*;
 use termwise_attention::parts::kernel::Sign;
 use termwise_attention::parts::kernel::taylor::{Coefficients, Taylor};
-use termwise_attention::{AuxKind, AuxTensors, Inputs, Kernel, Layer, Variant, View};
+use termwise_attention::{AuxKind, AuxTensors, Inputs, Kernel, Layer, ScaledSums, Variant, View};
 use termwise_base::rng::Rng;
 
 /// One head whose last query has these scores.
@@ -157,7 +157,7 @@ fn errors_match_those_of_the_output() {
                 z += w(x);
                 (0..3).for_each(|i| u[i] += w(x) * view.v[s * 3 + i]);
             }
-            view.finish(&view.variant, t, z, 0.0, &u, &mut y);
+            view.finish(&view.variant, t, ScaledSums { u: &u, z, rho: 0.0 }, &mut y);
             y
         };
         let (exact, cut) = (output(&f64::exp), output(&|x| interval.evaluate(&c, x)));

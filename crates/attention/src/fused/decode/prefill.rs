@@ -301,10 +301,10 @@ impl NewKeys<'_> {
         let (before, layout, key) = (ring.next, ring.layout, &mut scratch[..ring.d]);
         ring.next += self.len;
         for position in layout.positions(ring.next).filter(|&position| position >= before) {
-            let (t, place) = (position - before, layout.place(position));
+            let (t, slot) = (position - before, layout.slot(position));
             self.stored_key(t, key);
-            ring.write(place, key, self.value(t));
-            self.set_per_key(t, place, &mut ring.per_key);
+            ring.write(slot, key, self.value(t));
+            self.set_per_key(t, slot, &mut ring.per_key);
         }
     }
 
@@ -325,12 +325,12 @@ impl NewKeys<'_> {
             let (value, weight, decay);
             match position.checked_sub(before) {
                 None => {
-                    let place = ring.layout.place(position);
-                    ring.key(place, stored);
+                    let slot = ring.layout.slot(position);
+                    ring.key(slot, stored);
                     let features = l.key_transforms[key_transform].of_keys(self.inputs, l.shape.d, self.group.g);
                     dispatch(FarKey { ring, features, key: stored, to: &mut *key });
-                    ring.value(place, old_value);
-                    (weight, decay) = (ring.per_key[0].weight(place), ring.per_key[0].decay(place, last));
+                    ring.value(slot, old_value);
+                    (weight, decay) = (ring.per_key[0].weight(slot), ring.per_key[0].decay(slot, last));
                     value = &*old_value;
                 }
                 Some(t) if position >= absorbed => {

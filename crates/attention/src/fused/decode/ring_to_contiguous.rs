@@ -37,9 +37,9 @@ fn copy_ring(l: &CallPlan, group: &StateGroup, ring: &RingKvCache, inputs: &Inpu
     copy.reserve(ring.len())?;
     let (mut key, mut value) = ([0.0f32; 4 * MAX_DIM], [0.0f32; MAX_DIM]);
     for position in ring.layout.positions(ring.next) {
-        let place = ring.layout.place(position);
-        ring.key(place, &mut key[..ring.d]);
-        ring.value(place, &mut value[..ring.ep]);
+        let slot = ring.layout.slot(position);
+        ring.key(slot, &mut key[..ring.d]);
+        ring.value(slot, &mut value[..ring.ep]);
         if let Some(far) = far.filter(|_| ring.far_row.is_none()) {
             let features = l.key_transforms[far.key_transform].of_keys(inputs, l.shape.d, group.g);
             let (key, to) = key.split_at_mut(near);
@@ -49,7 +49,7 @@ fn copy_ring(l: &CallPlan, group: &StateGroup, ring: &RingKvCache, inputs: &Inpu
         copy.push(&key[..near + width], &value[..ring.ep]);
         for (from, to) in ring.per_key.iter().zip(&mut copy.per_key) {
             let PerKey { weights, log_decay } = from;
-            to.set(at, weights.get(place).copied(), log_decay.get(place).copied());
+            to.set(at, weights.get(slot).copied(), log_decay.get(slot).copied());
         }
     }
     copy.gap = ring.next - copy.len;

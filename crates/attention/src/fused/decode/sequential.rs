@@ -7,7 +7,7 @@ use crate::fused::blocks::{by_kv_head, output_blocks};
 use crate::fused::call::Call;
 use crate::fused::epilogue::{self, Outputs, RowSums, SumBuffers};
 use crate::fused::plan::CallPlan;
-use crate::fused::prepare::gates::Gates;
+use crate::fused::prepare::gates::GateFactors;
 use crate::fused::scratch::CallScratch;
 use crate::layer::{RowSources, StateGroup};
 use crate::state::State;
@@ -60,7 +60,7 @@ pub(in crate::fused) fn run(
         });
     }
     state.groups = groups;
-    let gates = Gates::new(call, gates);
+    let gates = GateFactors::new(call, gates);
     let cuts = [0, s.time];
     let y = output_blocks(l, y, 1, &cuts);
     let rows = u.par_chunks_exact_mut(s.time * l.ep).zip(z.par_chunks_exact_mut(s.time)).zip(rho.par_chunks_exact_mut(s.time));

@@ -27,7 +27,7 @@ use crate::fused::delta::backward::SolveBackward;
 use crate::fused::delta::forward::Solve;
 use crate::fused::gradients::TileGrads;
 use crate::fused::heap_bytes::scratch_memory;
-use crate::fused::plan::{CallPlan, Head};
+use crate::fused::plan::{CallPlan, HeadPlan};
 use crate::fused::prepare::PreparedValues;
 use crate::fused::prepare::channel_decay::{ChannelDecay, ScoreRows, room_len};
 use crate::fused::prepare::gates::decay_columns;
@@ -109,7 +109,7 @@ impl<'a> Writer<'a> {
         self.chunks.plan
     }
 
-    fn head(&self) -> &'a Head {
+    fn head(&self) -> &'a HeadPlan {
         &self.plan().heads[self.h]
     }
 

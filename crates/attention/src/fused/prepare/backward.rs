@@ -8,7 +8,7 @@ use crate::fused::heap_bytes::scratch_memory;
 use crate::fused::plan::CallPlan;
 use crate::fused::prepare::qk_norm::NORMED;
 use crate::fused::prepare::{RowTables, qk_norm};
-use crate::layer::{FeatureGrads, HeadRows, KeyTransform, RowSources, Tensor};
+use crate::layer::{FeatureGrads, HeadRows, KeyTransform, QkvTensor, RowSources};
 use crate::parts::rope::rotate_back;
 use crate::{AuxKind, Buffer, Error, Grads, KeyRange, Shape};
 use termwise_kernels::disjoint::{Axes, Axis, Block, Blocks, Disjoint};
@@ -84,13 +84,13 @@ pub fn backward(call: &Call, tables: &RowTables, prepared: &mut TileGrads, own: 
             },
         );
     };
-    let keys = |tensor: Tensor,
+    let keys = |tensor: QkvTensor,
                 from: &mut Buffer,
                 to: Disjoint<f32>,
                 [first, second]: [Blocks<f32>; 2],
                 dtaps: &mut Buffer,
                 dtensors: &mut [f32]| {
-        let padded = if tensor == Tensor::K { l.dp } else { l.ep };
+        let padded = if tensor == QkvTensor::K { l.dp } else { l.ep };
         let size = l.tp() * padded;
         // One task per kv head, with its rows in every key transform.
         let axes = Axes {
@@ -106,9 +106,9 @@ pub fn backward(call: &Call, tables: &RowTables, prepared: &mut TileGrads, own: 
                 let (b, g) = (pair / s.kv_heads, pair % s.kv_heads);
                 for index in (0..l.key_transforms.len()).filter(|&transform| l.group_has_transform(g, transform)) {
                     let transform = l.key_transforms[index];
-                    let side = if tensor == Tensor::K { sources.keys(index, b, g) } else { sources.values(index, b, g) };
+                    let side = if tensor == QkvTensor::K { sources.keys(index, b, g) } else { sources.values(index, b, g) };
                     let (rows, len) = (from.row(index, 0), call.length(b));
-                    let dx = match l.layer.norm_source(transform).filter(|_| tensor == Tensor::K) {
+                    let dx = match l.layer.norm_source(transform).filter(|_| tensor == QkvTensor::K) {
                         None => to.reborrow(),
                         Some(0) => first.reborrow(),
                         Some(_) => second.reborrow(),
@@ -121,8 +121,9 @@ pub fn backward(call: &Call, tables: &RowTables, prepared: &mut TileGrads, own: 
         );
     };
     let none = [Blocks::empty(pairs), Blocks::empty(pairs)];
-    let keys_and_values =
-        || rayon::join(|| keys(Tensor::K, dk, to_k, normed_keys, taps_k, tensors_k), || keys(Tensor::V, dv, to_v, none, taps_v, &mut []));
+    let keys_and_values = || {
+        rayon::join(|| keys(QkvTensor::K, dk, to_k, normed_keys, taps_k, tensors_k), || keys(QkvTensor::V, dv, to_v, none, taps_v, &mut []))
+    };
     rayon::join(queries, keys_and_values);
     if let Some(norm) = l.layer.qk_norm() {
         for (((tensor, aux), rows), count) in NORMED.into_iter().zip(&mut *dnormed).zip([s.heads, s.kv_heads]) {
@@ -130,7 +131,7 @@ pub fn backward(call: &Call, tables: &RowTables, prepared: &mut TileGrads, own: 
                 let dweight = if norm.has_weight() { grads.aux(aux) } else { &mut [] };
                 qk_norm::backward(sources, ((tensor, conv), aux), rows, dweight, norm_room);
                 let [to_q, to_k, _] = grads.columns(&s);
-                let to = if tensor == Tensor::Q { to_q } else { to_k };
+                let to = if tensor == QkvTensor::Q { to_q } else { to_k };
                 let filters = Blocks::pieces(&mut dtaps[tensor as usize], s.batch * count).par();
                 to.blocks(1, &whole).par().zip(filters).enumerate().with_max_len(1).for_each(|(n, (to, mut dtaps))| {
                     let (b, head) = (n / count, n % count);

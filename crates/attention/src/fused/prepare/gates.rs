@@ -5,7 +5,7 @@ use rayon::prelude::*;
 use crate::fused::call::Call;
 use crate::fused::gradients::TileGrads;
 use crate::fused::heap_bytes::scratch_memory;
-use crate::fused::plan::{CallPlan, Head};
+use crate::fused::plan::{CallPlan, HeadPlan};
 use crate::layer::{GateInputs, gather};
 use crate::parts::denominator::position::{key_weight, key_weight_slope};
 use crate::parts::gate::PostGate;
@@ -104,7 +104,7 @@ impl GateGrads {
 
 /// Factors from gates, and parameters of the norm; empty slices if a variant has none.
 #[derive(Clone, Copy)]
-pub struct Gates<'a> {
+pub struct GateFactors<'a> {
     /// O and P [N, T]
     pub out: &'a [f32],
     pub post: &'a [f32],
@@ -124,11 +124,11 @@ pub struct Gates<'a> {
     pub norm_bias: &'a [f32],
 }
 
-impl<'a> Gates<'a> {
+impl<'a> GateFactors<'a> {
     /// Of a call whose factors have been computed.
-    pub fn new(call: &Call<'a>, factors: &'a GateScratch) -> Gates<'a> {
+    pub fn new(call: &Call<'a>, factors: &'a GateScratch) -> GateFactors<'a> {
         let (inputs, initial) = (call.inputs, call.initial);
-        Gates {
+        GateFactors {
             out: &factors.out_gate,
             post: &factors.post_gate,
             post_channels: &factors.post_channels,
@@ -150,7 +150,7 @@ impl<'a> Gates<'a> {
 
     /// ρ before the first key. A sink acts like a key: the running maximum starts with it.
     #[inline(always)]
-    pub fn first_rho(&self, head: &Head, h: usize) -> f32 {
+    pub fn first_rho(&self, head: &HeadPlan, h: usize) -> f32 {
         if head.rescale == Rescale::SubtractMax && head.variant.denominator.has_sink() { self.sinks[h] } else { head.rescale.start() }
     }
 

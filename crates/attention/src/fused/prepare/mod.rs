@@ -9,11 +9,11 @@ use rayon::prelude::*;
 
 use crate::fused::call::Call;
 use crate::fused::heap_bytes::scratch_memory;
-use crate::fused::plan::{CallPlan, Head};
+use crate::fused::plan::{CallPlan, HeadPlan};
 pub(in crate::fused) use crate::fused::prepare::backward::PrepareGrads;
 pub use crate::fused::prepare::backward::backward;
 use crate::fused::prepare::qk_norm::NORMED;
-use crate::layer::{HeadRows, RowSources, Tensor, channels_last};
+use crate::layer::{HeadRows, QkvTensor, RowSources, channels_last};
 use crate::{AuxKind, Buffer, Error, KeyRange, Rope};
 use termwise_kernels::disjoint::{Block, Blocks};
 use termwise_kernels::simd::{Simd, Task, dispatch};
@@ -184,7 +184,7 @@ pub fn forward(call: &Call, backward: bool, tables: &mut RowTables, to: &mut Pre
         normed.iter_mut().zip(NORMED).for_each(|(rows, which)| qk_norm::forward(&sources, which, rows));
     }
     let sources = RowSources::of_call(call, tables);
-    let reads_v = |head: &Head| head.weighs_keys || head.chunked || head.variant.write.is_some();
+    let reads_v = |head: &HeadPlan| head.weighs_keys || head.chunked || head.variant.write.is_some();
     let keeps_v = !backward || l.heads.iter().any(reads_v);
     let (heads, kvs) = (l.head_count(), l.kv_count());
     let pack = |side: HeadRows, padded: usize, columns: usize, mut rows: Block<f32>, mut transposed: Block<f32>| {
@@ -193,14 +193,14 @@ pub fn forward(call: &Call, backward: bool, tables: &mut RowTables, to: &mut Pre
             dispatch(Pack { side, time: s.time, tile: l.tile, pitch: l.pitch, padded, columns, rows, transposed, local });
         });
     };
-    let key_value = |tensor: Tensor, rows: &mut Buffer, by_rows: bool, transposed: &mut Buffer, by_columns: bool| {
+    let key_value = |tensor: QkvTensor, rows: &mut Buffer, by_rows: bool, transposed: &mut Buffer, by_columns: bool| {
         let rows = if by_rows { Blocks::pieces(&mut rows[..], kvs) } else { Blocks::empty(kvs) };
         let transposed = if by_columns { Blocks::pieces(&mut transposed[..], kvs) } else { Blocks::empty(kvs) };
         rows.par().zip(transposed.par()).enumerate().with_max_len(1).for_each(|(kv, (rows, transposed))| {
             let (transform, pair) = (kv / (s.batch * s.kv_heads), kv % (s.batch * s.kv_heads));
             let (b, g) = (pair / s.kv_heads, pair % s.kv_heads);
             match tensor {
-                Tensor::V => pack(sources.values(transform, b, g), l.ep, s.e, rows, transposed),
+                QkvTensor::V => pack(sources.values(transform, b, g), l.ep, s.e, rows, transposed),
                 _ => pack(sources.keys(transform, b, g), l.dp, l.width, rows, transposed),
             }
         });
@@ -208,8 +208,8 @@ pub fn forward(call: &Call, backward: bool, tables: &mut RowTables, to: &mut Pre
     let (PreparedRows { q, k, kt }, PreparedValues { v, vt }) = (to, values);
     let keys_and_values = || {
         rayon::join(
-            || key_value(Tensor::K, k, backward || l.layer.decays_by_channel(), kt, true),
-            || key_value(Tensor::V, v, keeps_v, vt, backward),
+            || key_value(QkvTensor::K, k, backward || l.layer.decays_by_channel(), kt, true),
+            || key_value(QkvTensor::V, v, keeps_v, vt, backward),
         );
     };
     let queries = |q: &mut Buffer| {

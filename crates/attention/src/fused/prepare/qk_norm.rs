@@ -6,13 +6,13 @@
 use rayon::prelude::*;
 
 use crate::fused::plan::NORMED_ROWS as ROWS;
-use crate::layer::{RowSources, Tensor};
+use crate::layer::{QkvTensor, RowSources};
 use crate::parts::qk_norm::QkNorm;
 use crate::{AuxKind, Inputs};
 use termwise_kernels::simd::{Simd, Task, dispatch};
 
 /// The normed tensors and their weights.
-pub const NORMED: [(Tensor, AuxKind); 2] = [(Tensor::Q, AuxKind::QNorm), (Tensor::K, AuxKind::KNorm)];
+pub const NORMED: [(QkvTensor, AuxKind); 2] = [(QkvTensor::Q, AuxKind::QNorm), (QkvTensor::K, AuxKind::KNorm)];
 
 /// The weights of the norm of a tensor; empty if it has none.
 pub fn weights<'a>(norm: &QkNorm, inputs: &Inputs<'a, f32>, aux: AuxKind) -> &'a [f32] {
@@ -26,7 +26,7 @@ fn width(norm: &QkNorm, d: usize, row: usize) -> usize {
 
 struct NormForward<'a> {
     sources: &'a RowSources<'a>,
-    of: (Tensor, bool),
+    of: (QkvTensor, bool),
     norm: &'a QkNorm,
     weight: &'a [f32],
     first: usize,
@@ -46,7 +46,7 @@ impl Task for NormForward<'_> {
 }
 
 /// Normed rows of q or k, [sources, B, T, heads·d].
-pub fn forward(sources: &RowSources, (tensor, aux): (Tensor, AuxKind), normed: &mut [f32]) {
+pub fn forward(sources: &RowSources, (tensor, aux): (QkvTensor, AuxKind), normed: &mut [f32]) {
     let RowSources { layer, shape, inputs, .. } = *sources;
     let Some(norm) = layer.qk_norm() else { return };
     let (all, weight) = (shape.widths()[tensor as usize], weights(norm, inputs, aux));
@@ -59,7 +59,7 @@ pub fn forward(sources: &RowSources, (tensor, aux): (Tensor, AuxKind), normed: &
 
 struct NormBackward<'a> {
     sources: &'a RowSources<'a>,
-    of: (Tensor, bool),
+    of: (QkvTensor, bool),
     norm: &'a QkNorm,
     weight: &'a [f32],
     first: usize,
@@ -91,7 +91,13 @@ impl Task for NormBackward<'_> {
 
 /// Gradients of normed rows [B, T, heads·d] of one source become those of the rows before the norm; those of the weights are added to
 /// `dweight`, piece by piece.
-pub fn backward(sources: &RowSources, (of, aux): ((Tensor, bool), AuxKind), gradients: &mut [f32], dweight: &mut [f32], room: &mut [f32]) {
+pub fn backward(
+    sources: &RowSources,
+    (of, aux): ((QkvTensor, bool), AuxKind),
+    gradients: &mut [f32],
+    dweight: &mut [f32],
+    room: &mut [f32],
+) {
     let RowSources { layer, shape, inputs, .. } = *sources;
     let Some(norm) = layer.qk_norm() else { return };
     let (all, weight) = (shape.widths()[of.0 as usize], weights(norm, inputs, aux));

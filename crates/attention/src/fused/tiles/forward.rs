@@ -180,13 +180,13 @@ impl<P: TilePrecision> Task for CallTile<'_, '_, P> {
 #[derive(Clone, Copy)]
 struct VisibleKeys<'a> {
     /// The block of a cache and the position of the first row, or the start and length of the tile.
-    place: KeyBlock<'a>,
+    source: KeySource<'a>,
     distance: Distance,
     range: KeyRange,
 }
 
 #[derive(Clone, Copy)]
-enum KeyBlock<'a> {
+enum KeySource<'a> {
     Cached(&'a KvCache, usize, usize),
     Tile(usize, usize),
 }
@@ -195,11 +195,11 @@ impl VisibleKeys<'_> {
     /// The keys visible to row r.
     #[inline(always)]
     fn row(self, r: usize) -> Visible {
-        match (self.place, self.range) {
-            (KeyBlock::Cached(cache, block, first), KeyRange::Near) => cache.near_visible(self.distance, block, first + r),
-            (KeyBlock::Cached(cache, block, first), KeyRange::Far) => cache.far_visible(self.distance, block, first + r),
-            (KeyBlock::Tile(start, tile), KeyRange::Near) => self.distance.visible(r, start, tile),
-            (KeyBlock::Tile(start, tile), KeyRange::Far) => self.distance.far_visible(r, start, tile),
+        match (self.source, self.range) {
+            (KeySource::Cached(cache, block, first), KeyRange::Near) => cache.near_visible(self.distance, block, first + r),
+            (KeySource::Cached(cache, block, first), KeyRange::Far) => cache.far_visible(self.distance, block, first + r),
+            (KeySource::Tile(start, tile), KeyRange::Near) => self.distance.visible(r, start, tile),
+            (KeySource::Tile(start, tile), KeyRange::Far) => self.distance.far_visible(r, start, tile),
         }
     }
 
@@ -227,41 +227,47 @@ fn are_finite(values: &[f32]) -> bool {
     largest < f32::INFINITY.to_bits()
 }
 
-/// U (+)= W·V of one row [ep], only over its visible keys.
-#[inline(always)]
-fn multiply_seen<S: Simd>(simd: S, seen: Visible, weights: &[f32], v: &[f32], begun: bool, u: &mut [f32]) {
-    let ep = u.len();
-    if !begun {
-        u.fill(0.0);
-    }
-    for keys in [0..seen.sinks.min(seen.from), seen.from..seen.until] {
-        if !keys.is_empty() {
-            let sizes = [1, ep, keys.len()];
-            multiply::<S, true>(simd, sizes, (&weights[keys.start..], TILE, 1), (&v[keys.start * ep..], ep), (&mut *u, ep));
-        }
-    }
+/// U (+)= W·V of one row, only over its visible keys.
+struct SeenProduct<'a> {
+    seen: Visible,
+    weights: &'a [f32],
+    v: &'a [f32],
+    /// Whether U already contains the sum over earlier keys.
+    begun: bool,
+    /// [ep]
+    u: &'a mut [f32],
 }
 
-/// [`multiply_seen`] of converted operands: values that the row does not see are replaced by zero, so the order of the sum does not depend on them.
-#[inline(always)]
-fn multiply_seen_converted<S: Simd, P: TilePrecision>(
-    simd: S,
-    precision: P,
-    seen: Visible,
-    (weights, v): (&[f32], &[f32]),
-    begun: bool,
-    u: &mut [f32],
-    [to_weights, to_v, to_right_v]: [&mut [f32]; 3],
-) {
-    let (keys, ep) = (weights.len(), u.len());
-    for (key, (to, v)) in to_v.chunks_exact_mut(ep).zip(v.chunks_exact(ep)).take(keys).enumerate() {
-        if seen.contains(key) { to.copy_from_slice(v) } else { to.fill(0.0) }
+impl SeenProduct<'_> {
+    #[inline(always)]
+    fn multiply<S: Simd>(self, simd: S) {
+        let SeenProduct { seen, weights, v, begun, u } = self;
+        let ep = u.len();
+        if !begun {
+            u.fill(0.0);
+        }
+        for keys in [0..seen.sinks.min(seen.from), seen.from..seen.until] {
+            if !keys.is_empty() {
+                let sizes = [1, ep, keys.len()];
+                multiply::<S, true>(simd, sizes, (&weights[keys.start..], TILE, 1), (&v[keys.start * ep..], ep), (&mut *u, ep));
+            }
+        }
     }
-    let weights = precision.left(weights, TILE, [1, keys], to_weights);
-    let v = precision.right(to_v, ep, [keys, ep], to_right_v);
-    match begun {
-        false => precision.multiply::<S, false>(simd, [1, ep, keys], (weights, TILE, 1), (v, ep), (u, ep)),
-        true => precision.multiply::<S, true>(simd, [1, ep, keys], (weights, TILE, 1), (v, ep), (u, ep)),
+
+    /// The product of converted operands: values that the row does not see are replaced by zero, so the order of the sum does not depend on them.
+    #[inline(always)]
+    fn multiply_converted<S: Simd, P: TilePrecision>(self, simd: S, precision: P, [to_weights, to_v, to_right_v]: [&mut [f32]; 3]) {
+        let SeenProduct { seen, weights, v, begun, u } = self;
+        let (keys, ep) = (weights.len(), u.len());
+        for (key, (to, v)) in to_v.chunks_exact_mut(ep).zip(v.chunks_exact(ep)).take(keys).enumerate() {
+            if seen.contains(key) { to.copy_from_slice(v) } else { to.fill(0.0) }
+        }
+        let weights = precision.left(weights, TILE, [1, keys], to_weights);
+        let v = precision.right(to_v, ep, [keys, ep], to_right_v);
+        match begun {
+            false => precision.multiply::<S, false>(simd, [1, ep, keys], (weights, TILE, 1), (v, ep), (u, ep)),
+            true => precision.multiply::<S, true>(simd, [1, ep, keys], (weights, TILE, 1), (v, ep), (u, ep)),
+        }
     }
 }
 
@@ -341,14 +347,14 @@ impl<P: TilePrecision> Task for ForwardTile<'_, '_, P> {
             };
             for step in 0..blocks + sinks + end - near {
                 let begun = keys.begun || step > 0;
-                let (kt, pitch, v, key_weights, base, place);
+                let (kt, pitch, v, key_weights, base, source);
                 match self.cached.as_ref().filter(|_| step < blocks) {
                     Some(cached) => {
                         let c = cached.block(step, &mut columns, &mut cached_weights);
                         kt = cached.cache.block_keys(step, far, width);
                         v = &cached.cache.values[step * BLOCK * l.ep..][..BLOCK * l.ep];
                         key_weights = head.weighs_keys.then_some(&cached_weights[..]);
-                        (pitch, base, place) = (BLOCK, decay.map(|_| c), KeyBlock::Cached(cached.cache, step, begins));
+                        (pitch, base, source) = (BLOCK, decay.map(|_| c), KeySource::Cached(cached.cache, step, begins));
                     }
                     None => {
                         let i = step - blocks;
@@ -358,10 +364,11 @@ impl<P: TilePrecision> Task for ForwardTile<'_, '_, P> {
                         v = &c.v[(kv * l.tp() + s0) * l.ep..][..l.tile * l.ep];
                         key_weights = c.gates.tile_weights(l, self.h, n, tile);
                         base = decay.map(|decay| decay_columns(&decay[s0..s0 + l.pitch], &mut columns));
-                        (pitch, place) = (l.pitch, KeyBlock::Tile(s0, l.tile));
+                        (pitch, source) = (l.pitch, KeySource::Tile(s0, l.tile));
                     }
                 }
-                let seen = VisibleKeys { place, distance: if matches!(place, KeyBlock::Cached(..)) { distance } else { relative }, range };
+                let seen =
+                    VisibleKeys { source, distance: if matches!(source, KeySource::Cached(..)) { distance } else { relative }, range };
                 // A weight of zero times NaN or infinity is NaN. If a value is NaN or infinite and some row does not see all keys,
                 // each row is multiplied only by its visible values. Checked once for all rows of the tile.
                 let seen_keys = if counted > first { seen.rows(first..counted) } else { 0 };
@@ -377,7 +384,7 @@ impl<P: TilePrecision> Task for ForwardTile<'_, '_, P> {
                     }
                     let padded = keys.next_multiple_of(PAD);
                     let q = &q[(r0 - first) * l.dp..][..(r1 - r0) * l.dp];
-                    match (&channels, place) {
+                    match (&channels, source) {
                         (None, _) => {
                             let left_q = &left_q[(r0 - first) * l.dp..];
                             precision.multiply::<S, false>(
@@ -388,10 +395,10 @@ impl<P: TilePrecision> Task for ForwardTile<'_, '_, P> {
                                 (scores, TILE),
                             );
                         }
-                        (Some(channels), KeyBlock::Tile(start, _)) => {
+                        (Some(channels), KeySource::Tile(start, _)) => {
                             channels.scores(simd, ScoreRows { rows: r0..r1, q, width: padded, x: scores }, start / l.tile);
                         }
-                        (Some(channels), KeyBlock::Cached(..)) => {
+                        (Some(channels), KeySource::Cached(..)) => {
                             channels.cached_scores(simd, ScoreRows { rows: r0..r1, q, width: padded, x: scores }, (kt, pitch));
                         }
                     }
@@ -432,12 +439,12 @@ impl<P: TilePrecision> Task for ForwardTile<'_, '_, P> {
                     }
                     if by_row {
                         for r in r0..r1 {
-                            let (u, weights) = (&mut u[(r - first) * l.ep..][..l.ep], &scores[(r - r0) * TILE..][..TILE]);
+                            let (u, weights) = (&mut u[(r - first) * l.ep..][..l.ep], &scores[(r - r0) * TILE..][..keys]);
+                            let product = SeenProduct { seen: seen.row(r), weights, v, begun, u };
                             if P::CONVERTS {
-                                let room = [&mut *to_weights, &mut *to_seen_v, &mut *to_right_seen_v];
-                                multiply_seen_converted(simd, precision, seen.row(r), (&weights[..keys], v), begun, u, room);
+                                product.multiply_converted(simd, precision, [&mut *to_weights, &mut *to_seen_v, &mut *to_right_seen_v]);
                             } else {
-                                multiply_seen(simd, seen.row(r), weights, v, begun, u);
+                                product.multiply(simd);
                             }
                         }
                         continue;

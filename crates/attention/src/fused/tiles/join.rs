@@ -10,13 +10,13 @@ use rayon::prelude::*;
 
 use crate::fused::call::Call;
 use crate::fused::epilogue::EpilogueGrads;
-use crate::fused::plan::Head;
+use crate::fused::plan::HeadPlan;
 use termwise_kernels::disjoint::Blocks;
 use termwise_kernels::score_rows::Rescale;
 
 /// The factor of ρ in the weights of one branch: 1 for kernels that subtract ρ themselves.
 #[inline(always)]
-fn factor(head: &Head, rho: f32) -> f32 {
+fn factor(head: &HeadPlan, rho: f32) -> f32 {
     if head.rescale == Rescale::None { (-rho).exp() } else { 1.0 }
 }
 

@@ -12,6 +12,14 @@ pub struct Weights<'a, R> {
     pub bias: &'a [R],
 }
 
+/// Gradients of [`Weights`], to which the backward pass adds.
+pub struct WeightGrads<'a, R> {
+    /// dW
+    pub weight: &'a mut [R],
+    /// db
+    pub bias: &'a mut [R],
+}
+
 /// x [n] becomes φ(x) [2n].
 pub fn forward<R: Real>(x: &[R], p: Weights<R>, phi: &mut [R]) {
     let n = x.len();
@@ -26,14 +34,14 @@ pub fn forward<R: Real>(x: &[R], p: Weights<R>, phi: &mut [R]) {
 }
 
 /// Adds dx [n], dW and db, from dφ [2n] and φ, the result of `forward` for x.
-pub fn backward<R: Real>(x: &[R], p: Weights<R>, phi: &[R], dphi: &[R], dx: &mut [R], dweight: &mut [R], dbias: &mut [R]) {
+pub fn backward<R: Real>(x: &[R], p: Weights<R>, phi: &[R], dphi: &[R], dx: &mut [R], grads: WeightGrads<R>) {
     let n = x.len();
     let along = dot(phi, dphi);
     for i in 0..n {
         let dy = R::of(2.0) * (phi[i] * (dphi[i] - along) - phi[n + i] * (dphi[n + i] - along));
-        dbias[i] += dy;
+        grads.bias[i] += dy;
         for j in 0..n {
-            dweight[i * n + j] += dy * x[j];
+            grads.weight[i * n + j] += dy * x[j];
             dx[j] += dy * p.weight[i * n + j];
         }
     }
@@ -59,7 +67,8 @@ mod tests {
             let y = bias[0] + (0..n).map(|j| weight[j] * x[j]).sum::<f64>();
             assert_close((phi[0] / phi[n]).ln(), 4.0 * y, 1e-10);
             let (mut dx, mut dweight, mut dbias) = (vec![0.0; n], vec![0.0; n * n], vec![0.0; n]);
-            backward(&x, Weights { weight: &weight, bias: &bias }, &phi, &dphi, &mut dx, &mut dweight, &mut dbias);
+            let grads = WeightGrads { weight: &mut dweight, bias: &mut dbias };
+            backward(&x, Weights { weight: &weight, bias: &bias }, &phi, &dphi, &mut dx, grads);
             assert_gradient(&x, &dx, |x| loss(run(x, &weight, &bias)));
             assert_gradient(&weight, &dweight, |weight| loss(run(&x, weight, &bias)));
             assert_gradient(&bias, &dbias, |bias| loss(run(&x, &weight, bias)));

@@ -58,21 +58,21 @@ pub trait KernelPart: Part + ScoreKernel {
     /// for all callers: inlined into tiles, functions would take minutes to compile.
     #[inline(always)]
     fn forward_row<S: Simd>(&self, simd: S, row: ForwardRow) -> Option<(f32, f32)> {
-        simd.call(Forward(self, row))
+        simd.call(ForwardTask(self, row))
     }
     /// One row of a tile, backward.
     #[inline(always)]
     fn backward_row<S: Simd>(&self, simd: S, row: BackwardRow) -> f32 {
-        simd.call(Backward(self, row))
+        simd.call(BackwardTask(self, row))
     }
     /// The gradients of its learned coefficients over one row of a tile.
     #[inline(always)]
     fn learned_row<S: Simd>(&self, _simd: S, _row: CoefficientRow, _grads: &mut [f64]) {}
 }
 
-struct Forward<'a, K>(&'a K, ForwardRow<'a>);
+struct ForwardTask<'a, K>(&'a K, ForwardRow<'a>);
 
-impl<K: ScoreKernel> Task for Forward<'_, K> {
+impl<K: ScoreKernel> Task for ForwardTask<'_, K> {
     type Output = Option<(f32, f32)>;
 
     #[inline(always)]
@@ -81,9 +81,9 @@ impl<K: ScoreKernel> Task for Forward<'_, K> {
     }
 }
 
-struct Backward<'a, K>(&'a K, BackwardRow<'a>);
+struct BackwardTask<'a, K>(&'a K, BackwardRow<'a>);
 
-impl<K: ScoreKernel> Task for Backward<'_, K> {
+impl<K: ScoreKernel> Task for BackwardTask<'_, K> {
     type Output = f32;
 
     #[inline(always)]

@@ -90,18 +90,18 @@ impl ScoreKernel for Power {
 
     #[inline(always)]
     fn scaled<S: Simd>(&self, simd: S, x: S::V, rho: f32) -> (S::V, S::V) {
-        pair_from(simd, simd.call(Scaled { power: self, x: simd.to_array(x), factor: (-rho as f64).exp() }))
+        pair_from(simd, simd.call(ScaledPair { power: self, x: simd.to_array(x), factor: (-rho as f64).exp() }))
     }
 }
 
 /// Value and slope times a factor, in float64.
-struct Scaled<'a> {
+struct ScaledPair<'a> {
     power: &'a Power,
     x: [f32; 16],
     factor: f64,
 }
 
-impl Task for Scaled<'_> {
+impl Task for ScaledPair<'_> {
     type Output = ([f32; 16], [f32; 16]);
 
     #[inline(always)]

@@ -30,30 +30,41 @@ impl NormPart for Rms {
 
     #[inline(always)]
     fn forward<R: Real>(&self, x: &mut [R], p: NormParams<R>) {
-        let inverse = inverse_rms(x, p.log_scale);
-        for (x, &weight) in x.iter_mut().zip(p.weight) {
-            *x = *x * inverse * weight;
-        }
+        let inverse = inverse_rms(x, eps_without_scale(EPS, p.log_scale));
+        scale_row(x, inverse, p.weight);
     }
 
     #[inline(always)]
     fn backward<R: Real>(&self, x: &[R], p: NormParams<R>, dy: &mut [R], grads: NormGrads<R>) {
-        let inverse = inverse_rms(x, p.log_scale);
-        for ((dw, &g), &x) in grads.weight.iter_mut().zip(&*dy).zip(x) {
-            *dw += g * x * inverse;
-        }
-        let n = x.len();
-        let along = sum_of3(dy, p.weight, x, |g, w, x| g * w * x) * inverse * inverse / R::of(n as f64);
-        for ((g, &x), &w) in dy.iter_mut().zip(x).zip(p.weight) {
-            *g = (*g * w - x * along) * inverse;
-        }
+        let inverse = inverse_rms(x, eps_without_scale(EPS, p.log_scale));
+        scale_row_backward(x, inverse, p.weight, dy, grads.weight);
     }
 }
 
-/// 1/√(mean x² + eps·e^{−2λ}).
+/// 1/√(mean x² + eps)
 #[inline(always)]
-fn inverse_rms<R: Real>(x: &[R], log_scale: R) -> R {
-    R::one() / (dot(x, x) / R::of(x.len() as f64) + eps_without_scale(EPS, log_scale)).sqrt()
+pub(crate) fn inverse_rms<R: Real>(x: &[R], eps: R) -> R {
+    R::one() / (dot(x, x) / R::of(x.len() as f64) + eps).sqrt()
+}
+
+/// x ← γ·x·inverse
+#[inline(always)]
+pub(crate) fn scale_row<R: Real>(x: &mut [R], inverse: R, weight: &[R]) {
+    for (x, &weight) in x.iter_mut().zip(weight) {
+        *x = *x * inverse * weight;
+    }
+}
+
+/// Replaces dy by the gradient of x, and adds that of γ, for `inverse` = [`inverse_rms`] of x.
+#[inline(always)]
+pub(crate) fn scale_row_backward<R: Real>(x: &[R], inverse: R, weight: &[R], dy: &mut [R], dweight: &mut [R]) {
+    for ((dw, &g), &x) in dweight.iter_mut().zip(&*dy).zip(x) {
+        *dw += g * x * inverse;
+    }
+    let along = sum_of3(dy, weight, x, |g, w, x| g * w * x) * inverse * inverse / R::of(x.len() as f64);
+    for ((g, &x), &w) in dy.iter_mut().zip(x).zip(weight) {
+        *g = (*g * w - x * along) * inverse;
+    }
 }
 
 /// eps relative to the mean square of a row whose log scale λ was removed.

@@ -1,9 +1,9 @@
 //! q, k ← γ · x / √(mean x² + eps), over the head dimension or over all heads
 
 use crate::Real;
+use crate::parts::norm::rms::{inverse_rms, scale_row, scale_row_backward};
 use crate::parts::qk_norm::QkNormPart;
 use crate::parts::slot::{Info, Part, number, short};
-use termwise_kernels::real::{dot, sum_of3};
 
 /// The eps of most families.
 const EPS: f64 = 1e-6;
@@ -44,13 +44,6 @@ impl Part for QkRms {
     }
 }
 
-impl QkRms {
-    #[inline(always)]
-    fn inverse<R: Real>(&self, x: &[R]) -> R {
-        R::one() / (dot(x, x) / R::of(x.len() as f64) + R::of(self.eps)).sqrt()
-    }
-}
-
 impl QkNormPart for QkRms {
     fn has_weight(&self) -> bool {
         true
@@ -61,22 +54,12 @@ impl QkNormPart for QkRms {
 
     #[inline(always)]
     fn forward<R: Real>(&self, x: &mut [R], weight: &[R]) {
-        let inverse = self.inverse(x);
-        for (x, &weight) in x.iter_mut().zip(weight) {
-            *x = *x * inverse * weight;
-        }
+        scale_row(x, inverse_rms(x, R::of(self.eps)), weight);
     }
 
     #[inline(always)]
     fn backward<R: Real>(&self, x: &[R], weight: &[R], dy: &mut [R], dweight: &mut [R]) {
-        let inverse = self.inverse(x);
-        for ((dw, &g), &x) in dweight.iter_mut().zip(&*dy).zip(x) {
-            *dw += g * x * inverse;
-        }
-        let along = sum_of3(dy, weight, x, |g, w, x| g * w * x) * inverse * inverse / R::of(x.len() as f64);
-        for ((g, &x), &w) in dy.iter_mut().zip(x).zip(weight) {
-            *g = (*g * w - x * along) * inverse;
-        }
+        scale_row_backward(x, inverse_rms(x, R::of(self.eps)), weight, dy, dweight);
     }
 }
 

@@ -72,8 +72,7 @@ proptest! {
         temperature in 0.05f64..4.0,
         top_k in 0usize..12,
         // Whole steps would hit cumulative probabilities exactly, where rounding decides.
-        top_p in prop_oneof![Just(1.0), 0.0123f64..0.9987],
-        min_p in prop_oneof![Just(0.0), 0.0123f64..0.9987],
+        (top_p, min_p) in (prop_oneof![Just(1.0), 0.0123f64..0.9987], prop_oneof![Just(0.0), 0.0123f64..0.9987]),
         repetition_penalty in prop_oneof![Just(1.0), 0.3f64..3.0],
     ) {
         let s = SamplingOptions { temperature, top_k, top_p, min_p, repetition_penalty, seed: 3 };
