@@ -20,8 +20,8 @@ from ._settings import DataSettings, Settings
 Path = str | os.PathLike[str]
 #: Texts by path: one or several.
 Texts = Path | Sequence[Path]
-#: The command that starts the runs of a sweep.
-AGAIN = [sys.executable, "-m", "termwise"]
+#: The command that starts the runs of a sweep, each in its own process.
+RESPAWN_ARGV = [sys.executable, "-m", "termwise"]
 
 
 def _path(path: str | os.PathLike[str] | None) -> str | None:
@@ -151,7 +151,7 @@ def sweep(
         folder = os.path.join("sweeps", os.path.splitext(os.path.basename(file))[0])
     options = {
         "file": file, "plan": dict(plan) if isinstance(plan, Mapping) else None, "folder": os.fspath(folder), "parallel": parallel,
-        "retry": retry, "skip_equal": skip_equal, "again": AGAIN,
+        "retry": retry, "skip_equal": skip_equal, "again": RESPAWN_ARGV,
     }  # fmt: skip
     return _run(_core.run_sweep, options, progress, "runs")
 
@@ -159,7 +159,7 @@ def sweep(
 def reproduce(
     experiments: str | Sequence[str] = "all",
     *,
-    scale: Literal["minute", "laptop"] = "minute",
+    scale: Literal["minute", "laptop", "text", "mini"] = "minute",
     data: Texts = (),
     seeds: int | None = None,
     folder: Path | None = None,
@@ -172,8 +172,9 @@ def reproduce(
     ----------
     experiments : str or sequence of str
         Experiments such as ``"e4"``, or ``"all"``.
-    scale : {"minute", "laptop"}
-        ``"minute"`` takes about five minutes on two cores for all experiments, ``"laptop"`` about an hour.
+    scale : {"minute", "laptop", "text", "mini"}
+        ``"minute"`` takes about five minutes on two cores for all experiments, ``"laptop"`` about an hour. ``"text"`` trains on ``data`` for hours. ``"mini"`` is
+        multi-query associative recall.
     data : path or sequence of paths
         Texts to train on. Default: synthetic associative recall.
     seeds : int, optional
@@ -197,7 +198,7 @@ def reproduce(
     """
     options = {
         "experiments": _list(experiments), "scale": scale, "data": _strings(data), "seeds": seeds, "folder": _path(folder), "retry": retry,
-        "again": AGAIN,
+        "again": RESPAWN_ARGV,
     }  # fmt: skip
     return _run(_core.run_reproduce, options, progress, "runs")
 

@@ -70,9 +70,8 @@ def _mask(
 ) -> Tensor | None:
     """The mask of a batch in compact form, int64 [batch, 1, 2, keys], or None for one text per row without padding and without a window.
 
-    ``[:, 0, 0]`` is the number of the text of each key, from 1, and 0 for padding. ``[:, 0, 1]`` is the window, 0 without one, and negative if the
-    cache has dropped keys before the window. Transformers passes masks of four dimensions on
-    unchanged. Keys are those up to the last query, also if a cache of fixed size has room for more.
+    ``[:, 0, 0]`` is the number of the text of each key, from 1, and 0 for padding. ``[:, 0, 1]`` is the window, 0 without one, and negative if the cache has dropped keys before the
+    window. Transformers does not change masks of four dimensions. Keys end at the last query, even if a cache of fixed size has room for more.
     """
     start = int(q_offset)
     end, keys = start + q_length, start + q_length - kv_offset
@@ -124,8 +123,7 @@ def _layout(own: Callable[..., Any], texts: Tensor, queries: range, kv_offset: i
     window = next((window for window in (local_size, 0) if window is not None and matches(window)), None)
     if window is None:
         raise InputError(
-            "termwise computes causal attention with windows over texts that follow each other, and the model asks for another mask: positions see later ones, "
-            "as in images, or a chunk or a packed text continues a cache"
+            "termwise computes causal attention with windows, and the model needs another mask: positions see later ones, as in images, or a chunk or a packed text continues a cache"
         )
     return texts, window
 
@@ -615,7 +613,7 @@ def _attentions(model: PreTrainedModel) -> dict[int, torch.nn.Module]:
     if any(isinstance(module, TermwiseAttention) for module in found.values()):
         raise InputError(
             f"this {type(model).__name__} has variants of its own, which termwise.hf does not change or measure: "
-            "use termwise.load(folder) with its with_attention, cut and spectrum"
+            "use with_attention, truncate and spectrum of termwise.load(folder)"
         )
     return found
 
@@ -919,5 +917,5 @@ def truncate(
     return found
 
 
-#: The former name of :func:`truncate`.
+#: Former name of :func:`truncate`.
 cut = truncate

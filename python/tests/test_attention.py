@@ -163,8 +163,12 @@ def test_denominators_that_are_not_positive_are_warned_of():
     x = np.random.default_rng(0).standard_normal((1, 30, 2, 8), dtype=np.float32)
     with pytest.warns(RuntimeWarning, match="odd"):
         layer = Layer("taylor=0..1", heads=2, dim=8)
-    with pytest.warns(RuntimeWarning, match=r"denominator of batch row 0, head \d, position \d+ is -"):
+    with pytest.warns(RuntimeWarning, match=r"denominator of batch row 0, head \d, position \d+ is -") as caught:
         layer(4 * x, -x, x)
+    assert caught[0].filename == __file__
+    with pytest.warns(RuntimeWarning, match="odd") as caught:
+        attention(x, x, x, "taylor=0..3", rope=123.0)
+    assert caught[0].filename == __file__
     with pytest.warns(RuntimeWarning, match="denominator of batch row 0"):
         layer.state().extend(4 * x, -x, x)
     with warnings.catch_warnings():

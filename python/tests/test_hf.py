@@ -590,7 +590,7 @@ def test_masks_are_read_exactly_or_refused():
         {"q_length": 20, "kv_length": 20, "mask_function": sliding_window_causal_mask_function(9)},
         {"q_length": 20, "kv_length": 20, "mask_function": sliding_window_causal_mask_function(9), "local_size": 8},
     ):
-        with pytest.raises(ValueError, match="asks for another mask"):
+        with pytest.raises(ValueError, match="needs another mask"):
             hf._mask(2, **own)
     with pytest.raises(ValueError, match="room for 16 positions, and the text has 17"):
         hf._mask(2, 1, 16, q_offset=16)

@@ -282,9 +282,13 @@ def test_variants_are_copied_and_pickled():
 
 
 def test_the_torch_engine_breaks_the_graph_of_the_compiler_once():
-    """The reason is in docs/python.md: blocks are planned in Python. Without fullgraph it works."""
+    """The reason is in docs/python.md: its backward pass calls autograd. Without fullgraph it works."""
     module = Attention(16, 2, variant="taylor=0..2 norm=rms", engine="torch")
     x = torch.randn(1, 9, 16, requires_grad=True)
+    with pytest.raises(torch._dynamo.exc.Unsupported):
+        torch.compile(module, backend="aot_eager", fullgraph=True)(x)
+    torch._dynamo.reset()
+    assert torch._dynamo.explain(module)(x).graph_break_count == 1
     expected = module(x)
     compiled = torch.compile(module, backend="aot_eager")
     y = compiled(x)
@@ -304,8 +308,9 @@ def test_layers_that_are_gone_are_forgotten(stories):
 
 def test_denominators_that_are_not_positive_are_warned_of():
     x = torch.randn(1, 30, 2, 8)
-    with pytest.warns(RuntimeWarning, match="denominator of batch row 0"):
+    with pytest.warns(RuntimeWarning, match="denominator of batch row 0") as caught:
         attention(4 * x, -x, x, "taylor=0..1")
+    assert {warning.filename for warning in caught} == {__file__}
 
 
 @pytest.mark.parametrize("text", [*termwise.presets(), "softmax in out post decay=mamba conv=4 over=sum,sink qk_norm=rms"])

@@ -127,11 +127,11 @@ def main(words: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         return STOPPED
     except BlockingIOError as error:
-        return _said(error, 75)
+        return _print_error(error, 75)
     except ValueError as error:
-        return _said(error, 2)
+        return _print_error(error, 2)
     except (RuntimeError, OSError) as error:
-        return _said(error, 1)
+        return _print_error(error, 1)
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
@@ -142,7 +142,7 @@ def main(words: list[str] | None = None) -> int:
 STOPPED = 130
 
 
-def _said(error: Exception, code: int) -> int:
+def _print_error(error: Exception, code: int) -> int:
     print(f"error: {error}", file=sys.stderr, flush=True)
     return code
 
