@@ -285,7 +285,7 @@ def _attention(
     if held is not None:
         if packed is not None or cu_seq_lens_q is not None:
             raise InputError("packed texts and chunked attention are not supported with a cache: set use_cache=False")
-        y = held.extend(_layer(variant, heads, k.shape[2], dim, v.shape[3], None), (q, k, v), extras, lengths)
+        y = held.extend(_layer(variant, heads, k.shape[2], dim, v.shape[3], None), (q, k, v), extras, lengths, texts)
         return (y if shift is None else _moved_back(y, shift)), None
     if packed is not None:
         boundaries = _boundaries(packed)
@@ -321,6 +321,8 @@ class StateLayer(CacheLayerMixin):
         self.seen = 0
         #: Whether positions were computed with gradients, which the state does not contain.
         self.skipped = False
+        #: Whether the layer that updates the cache adds its keys to the state.
+        self.is_held = False
 
     @classmethod
     def of(cls, cache: Any, index: int) -> StateLayer | None:
@@ -336,10 +338,15 @@ class StateLayer(CacheLayerMixin):
             held = cache.layers[index] = cls()
         return held
 
-    def extend(self, layer: Layer, x: tuple[Tensor, ...], extras: Mapping[str, Tensor], lengths: Tensor | None) -> Tensor:
-        """Process positions [batch, time, heads, dim] and return their outputs."""
+    def extend(self, layer: Layer, x: tuple[Tensor, ...], extras: Mapping[str, Tensor], lengths: Tensor | None, texts: Tensor | None) -> Tensor:
+        """Process positions [batch, time, heads, dim] and return their outputs; ``texts`` is the mask of all positions, from :func:`_read_mask`."""
         batch, time = x[0].shape[:2]
         self._refuse_skipped()
+        known = [self.seen] * batch if texts is None else texts[:, : self.seen].bool().sum(1).tolist()
+        if self.state is not None and self.state.positions != known:
+            raise InputError(
+                f"the rows of this cache have {self.state.positions} positions, and {known} according to attention_mask: give the mask of all positions, padding of earlier calls included"
+            )
         if lengths is not None and time > 1 and bool((lengths == 0).any()):
             raise InputError("a row contains only padding: remove it")
         if self.state is None:
@@ -368,7 +375,10 @@ class StateLayer(CacheLayerMixin):
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None: ...
 
     def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+        if not self.is_held:
+            raise InputError("this cache has states of termwise.hf.use: continue it under torch.no_grad() and with termwise's attention, or compute the whole text with use_cache=False")
         # Attention adds them to the state.
+        self.is_held = False
         return key_states, value_states
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
@@ -405,11 +415,14 @@ class StateLayer(CacheLayerMixin):
 
 def _hold(module: Any, _: Any, kwargs: dict[str, Any]) -> None:
     """Pre-forward hook of changed layers: provides the state layer of the cache during generation."""
+    # Of a call that has failed.
+    module.__dict__.pop("_held", None)
     # GPT-NeoX and related models call it layer_past.
     cache = kwargs.get("past_key_values", kwargs.get("layer_past"))
     ours = module.config._attn_implementation == NAME and not torch.is_grad_enabled()
     held = StateLayer.of(cache, module.layer_idx) if cache is not None and ours else None
     if held is not None:
+        held.is_held = True
         module.__dict__["_held"] = held
 
 
@@ -466,8 +479,8 @@ class TermwiseAttention:
         if past_key_values is not None and held is None:
             raise InputError(f"a {type(past_key_values).__name__} cannot store states: leave out past_key_values and cache_implementation")
         # The window is part of the variant.
-        texts, _window = _read_mask(attention_mask, batch, (0 if held is None else held.seen) + time, x.device)
-        texts = None if texts is None else texts[:, -time:]
+        whole, _window = _read_mask(attention_mask, batch, (0 if held is None else held.seen) + time, x.device)
+        texts = None if whole is None else whole[:, -time:]
         _check_positions(position_ids, texts)
         if texts is not None and bool((texts > 1).any()):
             if held is not None:
@@ -488,7 +501,7 @@ class TermwiseAttention:
         if held is None:
             y = attention(q, k, v, self.key, output_final_state=False, lengths=None if lengths is None else lengths.clamp(min=1), cu_seqlens=boundaries, **extras)
         else:
-            y = held.extend(self.layer, (q, k, v), extras, lengths)
+            y = held.extend(self.layer, (q, k, v), extras, lengths, whole)
         y = y.reshape(batch, time, -1)
         if shift is not None:
             y = _moved_back(y, shift)

@@ -690,6 +690,37 @@ def test_models_keep_nothing_after_a_text(saved, ids):
     assert len(termwise.torch._attention._registered) <= count
 
 
+def test_caches_with_states_are_continued_by_termwise_or_refused(saved, ids):
+    """Softmax of Transformers, and layers that compute gradients, would attend to the new positions only."""
+    model, new = hf.use(made("llama"), "taylor=0..2"), ids[:, :1]
+    with torch.no_grad():
+        cache = model(input_ids=ids).past_key_values
+    with pytest.raises(ValueError, match=r"continue it under torch.no_grad\(\)"):
+        model(input_ids=new, past_key_values=copy.deepcopy(cache))
+    hf.restore(model)
+    with torch.no_grad():
+        with pytest.raises(ValueError, match="this cache has states of termwise.hf.use"):
+            model(input_ids=new, past_key_values=copy.deepcopy(cache))
+        hf.use(model, "taylor=0..2")
+        found = model(input_ids=new, past_key_values=cache).logits
+        assert rms(found, model(input_ids=torch.cat([ids, new], 1), use_cache=False).logits[:, -1:]) < 1e-5
+        # A call that fails leaves nothing behind.
+        expected = model(input_ids=ids, use_cache=False).logits
+        with pytest.raises(RuntimeError):
+            model.model.layers[0].self_attn(torch.zeros(1, 1, 3), past_key_values=cache, position_embeddings=(torch.zeros(1), torch.zeros(1)))
+        assert torch.equal(model(input_ids=ids, use_cache=False).logits, expected)
+    # The mask of earlier positions is that of the calls that computed them.
+    mask = torch.ones_like(ids)
+    mask[0, :5] = 0
+    for one, few in ((model, ids), (saved[1], 3 + ids % 27)):
+        with torch.no_grad():
+            for first, later in ((mask, None), (mask, torch.ones(2, 41)), (None, torch.cat([mask, torch.ones(2, 1, dtype=torch.long)], 1))):
+                cache = one(input_ids=few, attention_mask=first).past_key_values
+                with pytest.raises(ValueError, match="according to attention_mask"):
+                    one(input_ids=few[:, :1], attention_mask=later, past_key_values=cache)
+            one(input_ids=few[:, :1], attention_mask=torch.cat([mask, torch.ones(2, 1, dtype=torch.long)], 1), past_key_values=one(input_ids=few, attention_mask=mask).past_key_values)
+
+
 def test_modes_of_training_stay_as_they_were(ids):
     model = made("llama").train()
     model.model.layers[0].eval()

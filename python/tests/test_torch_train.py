@@ -27,7 +27,7 @@ from termwise.torch import dry_run
 from termwise.torch.model import Model
 from termwise.torch.train.__main__ import _flags, main
 from termwise.torch.train.collective import Collective
-from termwise.torch.train.learner import Batch, How, Learner
+from termwise.torch.train.learner import Batch, Learner, LearnerOptions
 
 SETTINGS = """
 layers = 2
@@ -159,7 +159,7 @@ def test_at_equal_weights_both_gradients_are_those_of_float64(attention, before,
     learners = []
 
     def made(config, settings):
-        learners.append(Watched(config, settings, How()))
+        learners.append(Watched(config, settings, LearnerOptions()))
         return learners[0]
 
     termwise._core.train(json.dumps(options), None, (made, Collective()))
