@@ -271,7 +271,7 @@ def _attention(
     # A state starts before the length of the text is known.
     shows = window is not None and (held is not None or window < keys)
     variants = _variant(module, scaling, dim, window if shows else None, softcap)
-    extras = {}
+    extras: dict[str, Any] = {}
     if s_aux is not None:
         variants = tuple(map(_with_sink, variants))
         extras["sink"] = s_aux
@@ -331,7 +331,7 @@ class StateLayer(CacheLayerMixin):
             return None
         while len(cache.layers) <= index:
             cache.layers.append(DynamicLayer())
-        held = cache.layers[index]
+        held: Any = cache.layers[index]
         if not isinstance(held, cls):
             if type(held) not in (DynamicLayer, DynamicSlidingWindowLayer) or held.get_seq_length() > 0:
                 return None
@@ -635,7 +635,8 @@ def _install(module: torch.nn.Module) -> None:
     """Store states instead of keys during generation, and record the implementation in saved configs."""
     _uninstall(module)
     module.__dict__["_termwise_hook"] = module.register_forward_pre_hook(_hold, with_kwargs=True)
-    module.config.attn_implementation = NAME
+    config: Any = module.config
+    config.attn_implementation = NAME
 
 
 def _uninstall(module: torch.nn.Module) -> None:
