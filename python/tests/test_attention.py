@@ -115,7 +115,7 @@ def test_gradients_are_differences():
         assert abs((up - down) / 2e-6 - (gradients[name] * direction).sum()) < 1e-6 * (1 + abs(up)), name
 
 
-def test_layouts_are_read_where_they_lie_or_copied():
+def test_memory_layouts():
     layer = Layer(heads=2, dim=4)
     packed = np.random.default_rng(0).standard_normal((2, 9, 3, 2, 4), dtype=np.float32)
     q, k, v = (packed[:, :, i] for i in range(3))
@@ -206,7 +206,7 @@ def test_denominators_that_are_not_positive_are_warned_of():
         (lambda a: a.update(out=np.zeros((2, 5, 2, 3), np.float32)), ValueError, "y has shape"),
     ],
 )
-def test_what_cannot_be_says_why(change, error, words):
+def test_invalid_arguments_are_explained(change, error, words):
     x = np.random.default_rng(0).standard_normal((2, 5, 2, 4), dtype=np.float32)
     given = {"q": x, "k": x.copy(), "v": x.copy()}
     change(given)
@@ -223,7 +223,7 @@ def test_read_only_inputs_are_read():
         attention(x, x, x, out=np.broadcast_to(np.float32(0), x.shape))
 
 
-def test_the_result_goes_where_it_is_asked_to():
+def test_out_receives_the_result():
     x = np.random.default_rng(0).standard_normal((2, 5, 2, 4), dtype=np.float32)
     out = np.full(x.shape, np.nan, np.float32)
     assert attention(x, x, x, out=out) is out and np.array_equal(out, attention(x, x, x))

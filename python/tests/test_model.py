@@ -159,7 +159,7 @@ def test_training_sweeps_and_papers(tmp_path):
         termwise.reproduce(scale="paper")
 
 
-def test_what_is_not_there_says_why(tmp_path):
+def test_missing_files_are_named(tmp_path):
     with pytest.raises(FileNotFoundError, match="nowhere"):
         termwise.load(tmp_path / "nowhere")
     with pytest.raises(FileNotFoundError, match="nowhere"):

@@ -66,7 +66,7 @@ def test_a_state_of_other_angles_is_refused(tmp_path):
         layers[1].load_state(tmp_path / "state.safetensors")
 
 
-def test_what_cannot_be_says_why(tmp_path):
+def test_invalid_arguments_are_explained(tmp_path):
     layer = Layer("taylor=0..2", heads=2, dim=4)
     state, x = layer.state(2), np.ones((2, 1, 2, 4), np.float32)
     with pytest.raises(ValueError, match="no batch row 2"):
@@ -101,7 +101,7 @@ def test_layers_and_states_are_copied_and_pickled(cache):
     assert repr(again) == repr(layer) and np.array_equal(again(q, k, v), layer(q, k, v))
 
 
-def test_what_cannot_be_compressed_is_an_exception():
+def test_unsupported_compression_raises():
     """Whatever goes wrong, ``except Exception`` catches it."""
     state = Layer("softmax", heads=2, dim=4).state()
     for text in ["taylor=0..2 cap=5", "taylor=0..2 clamp=3", "softmax", "norm", "taylor=0..2 window=4"]:

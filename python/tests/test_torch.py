@@ -296,7 +296,7 @@ def test_the_torch_engine_breaks_the_graph_of_the_compiler_once():
     assert rms(torch.autograd.grad(y.sum(), x)[0], torch.autograd.grad(expected.sum(), x)[0]) < 1e-5
 
 
-def test_layers_that_are_gone_are_forgotten(stories):
+def test_deleted_layers_leave_the_registry(stories):
     before = len(termwise.torch._attention._registered)
     layers = [Layer("softmax", heads=2, dim=4) for _ in range(5)]
     assert len({termwise.torch._attention.register(layer) for layer in layers * 2}) == 5
@@ -357,7 +357,7 @@ def test_a_module_for_every_variant(text):
         (lambda a: a.update(backend="flex", mode="chunk"), ValueError, "needs mode='parallel'"),
     ],
 )
-def test_what_cannot_be_says_why(change, error, words):
+def test_invalid_arguments_are_explained(change, error, words):
     given = dict(zip("qkv", torch.randn(3, 2, 5, 2, 4)))
     change(given)
     with pytest.raises(error) as raised:
@@ -498,7 +498,7 @@ def test_a_forked_worker_computes():
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
-def test_numbers_that_are_none_are_shown_and_not_hidden(bad):
+def test_nan_and_infinity_propagate(bad):
     """Every position that sees one shows it. Those before it in the same tile may do so, too: a weight of zero times NaN is NaN."""
     q, k, v = torch.randn(3, 1, 20, 2, 8)
     expected = attention(q, k, v, "taylor=0..2")
@@ -509,7 +509,7 @@ def test_numbers_that_are_none_are_shown_and_not_hidden(bad):
     assert torch.equal(y[..., others], expected[..., others]) and torch.equal(y[:, :, 1], expected[:, :, 1])
 
 
-def test_a_graph_that_is_freed_or_changed_is_an_error_not_a_crash():
+def test_freed_and_modified_graphs_raise():
     q, k, v = torch.randn(3, 1, 9, 2, 8)
     q.requires_grad_()
     y = attention(q, k, v)
