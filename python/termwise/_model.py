@@ -390,5 +390,7 @@ class Model:
 
     @staticmethod
     def _reads(data: Texts | None, ids: list[int] | None, length: int | None, cache: Path | None, settings: Mapping[str, Any]) -> dict[str, Any]:
+        if length is not None and length < 1:
+            raise InputError(f"length must be at least 1, found {length}")
         texts = _texts(data, cache, settings)
         return {"data": texts["settings"], "ids": ids, "length": length, "cache": texts["cache"]}

@@ -802,6 +802,9 @@ def _switched(model: PreTrainedModel) -> Iterator[None]:
 
 
 def _windows(model: PreTrainedModel, text: Any, tokenizer: Any, length: int | None, tokens: int) -> list[Tensor]:
+    for name, count in (("length", length), ("tokens", tokens)):
+        if count is not None and count < 1:
+            raise InputError(f"{name} must be at least 1, found {count}")
     if isinstance(text, str):
         if tokenizer is None:
             raise InputError("a string needs a tokenizer: give tokenizer=, or token ids")

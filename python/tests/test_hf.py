@@ -149,6 +149,17 @@ def test_a_spectrum_is_the_native_one(stories):
     assert ours.to_numpy("layers.heads.terms.all.dominant").tolist() == theirs.to_numpy("layers.heads.terms.all.dominant").tolist()
 
 
+@pytest.mark.parametrize("change", [{"length": 0}, {"length": -1}, {"tokens": 0}, {"tokens": -3}, {"queries": -1}, {"max_order": -1}, {"seed": -1}])
+def test_sizes_are_checked(change, ids):
+    model = made("llama")
+    with pytest.raises(ValueError, match=f"found {next(iter(change.values()))}"):
+        hf.spectrum(model, ids[0], **change)
+    if change.keys() & {"length", "tokens"}:
+        with pytest.raises(ValueError, match="must be at least 1"):
+            hf.truncate(model, ids[0], **change)
+    assert model.config._attn_implementation == "eager"
+
+
 def test_variants_take_over(ids):
     model = made("llama")
     with torch.no_grad():

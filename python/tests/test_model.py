@@ -287,6 +287,9 @@ def test_types_of_arguments_are_checked(model, arguments, message):
 
 
 def test_labels_and_lengths_are_checked(model):
+    for length in (0, -4):
+        with pytest.raises(ValueError, match=f"length must be at least 1, found {length}"):
+            model.spectrum(text="Once upon a time", length=length, progress=False)
     for labels in ([[0.5, 1]], [[2**40, 1]], [[-7, 1]], [[1]]):
         with pytest.raises(ValueError, match=r"labels must be token ids or -100, of shape \(1, 2\)"):
             model.loss([[1, 2]], labels)
