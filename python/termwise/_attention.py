@@ -241,7 +241,7 @@ def _is_empty(call: tuple[Any, ...]) -> bool:
 def _warn(layer: Layer, text: str) -> None:
     """Warn of a layer, at the line of the caller outside of this package, PyTorch and Transformers."""
     level, frame = 1, sys._getframe()
-    while frame.f_back is not None and str(frame.f_globals.get("__name__")).partition(".")[0] in ("termwise", "torch", "transformers"):
+    while frame.f_back is not None and str(frame.f_globals.get("__name__", "torch")).partition(".")[0] in ("termwise", "torch", "transformers"):
         level, frame = level + 1, frame.f_back
     warnings.warn(f"{layer!r}: {text}", RuntimeWarning, stacklevel=level)
 

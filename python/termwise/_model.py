@@ -196,7 +196,7 @@ class Model:
                 wanted[row, max(length - 1, 0) :] = -100
         else:
             wanted = np.asarray(labels)
-            if wanted.dtype.kind not in "iu" or wanted.size != ids.size or (wanted < -100).any() or (wanted >= 2**31).any():
+            if wanted.dtype.kind not in "iu" or wanted.size != ids.size or ((wanted < 0) & (wanted != -100)).any() or (wanted >= 2**31).any():
                 raise InputError(f"labels must be token ids or -100, of shape {ids.shape}, found shape {wanted.shape} of {wanted.dtype}")
             wanted = wanted.reshape(ids.shape)
         total, count, each = self._core.loss(ids, wanted.astype(np.int32).ravel().tolist(), sizes)

@@ -701,7 +701,7 @@ def test_models_keep_nothing_after_a_text(saved, ids):
     assert len(termwise.torch._attention._registered) <= count
 
 
-def test_caches_with_states_are_continued_by_termwise_or_refused(saved, ids):
+def test_caches_with_states_are_continued_by_termwise_or_refused(ids):
     """Softmax of Transformers, and layers that compute gradients, would attend to the new positions only."""
     model, new = hf.use(made("llama"), "taylor=0..2"), ids[:, :1]
     with torch.no_grad():
@@ -720,16 +720,27 @@ def test_caches_with_states_are_continued_by_termwise_or_refused(saved, ids):
         with pytest.raises(RuntimeError):
             model.model.layers[0].self_attn(torch.zeros(1, 1, 3), past_key_values=cache, position_embeddings=(torch.zeros(1), torch.zeros(1)))
         assert torch.equal(model(input_ids=ids, use_cache=False).logits, expected)
-    # The mask of earlier positions is that of the calls that computed them.
+
+
+@torch.no_grad()
+def check_masks_of_earlier_positions(model, ids):
     mask = torch.ones_like(ids)
     mask[0, :5] = 0
-    for one, few in ((model, ids), (saved[1], 3 + ids % 27)):
-        with torch.no_grad():
-            for first, later in ((mask, None), (mask, torch.ones(2, 41)), (None, torch.cat([mask, torch.ones(2, 1, dtype=torch.long)], 1))):
-                cache = one(input_ids=few, attention_mask=first).past_key_values
-                with pytest.raises(ValueError, match="according to attention_mask"):
-                    one(input_ids=few[:, :1], attention_mask=later, past_key_values=cache)
-            one(input_ids=few[:, :1], attention_mask=torch.cat([mask, torch.ones(2, 1, dtype=torch.long)], 1), past_key_values=one(input_ids=few, attention_mask=mask).past_key_values)
+    longer = torch.cat([mask, torch.ones(2, 1, dtype=torch.long)], 1)
+    for first, later in ((mask, None), (mask, torch.ones_like(longer)), (None, longer)):
+        cache = model(input_ids=ids, attention_mask=first).past_key_values
+        with pytest.raises(ValueError, match="according to attention_mask"):
+            model(input_ids=ids[:, :1], attention_mask=later, past_key_values=cache)
+    cache = model(input_ids=ids, attention_mask=mask).past_key_values
+    assert model(input_ids=ids[:, :1], attention_mask=longer, past_key_values=cache).logits.isfinite().all()
+
+
+def test_masks_of_earlier_positions_stay(ids):
+    check_masks_of_earlier_positions(hf.use(made("llama"), "taylor=0..2"), ids)
+
+
+def test_masks_of_earlier_positions_stay_in_models_of_termwise(saved, ids):
+    check_masks_of_earlier_positions(saved[1], 3 + ids % 27)
 
 
 def test_modes_of_training_stay_as_they_were(ids):
