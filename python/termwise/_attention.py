@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from . import _core
-from ._errors import InputError
 from ._core import Variant
+from ._errors import InputError
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
@@ -93,7 +94,7 @@ class Layer:
         self.rope = rope
         key = _key(variant)
         self._core = _core.Layer([key] if isinstance(key, (str, Variant)) else list(key), heads, self.kv_heads, dim, self.value_dim, rope)
-        self._rebuild: tuple[Any, ...] = (_layer_again, (key, heads, self.kv_heads, dim, self.value_dim, rope))
+        self._rebuild: tuple[Any, ...] = (_make_layer, (key, heads, self.kv_heads, dim, self.value_dim, rope))
         self._read_extras()
         _warn_of_variants(self)
 
@@ -237,22 +238,26 @@ def _is_empty(call: tuple[Any, ...]) -> bool:
     return 0 in shapes[0]
 
 
+def _warn(layer: Layer, text: str) -> None:
+    """Warn of a layer, at the line of the caller outside of this package, PyTorch and Transformers."""
+    level, frame = 1, sys._getframe()
+    while frame.f_back is not None and str(frame.f_globals.get("__name__", "torch")).partition(".")[0] in ("termwise", "torch", "transformers"):
+        level, frame = level + 1, frame.f_back
+    warnings.warn(f"{layer!r}: {text}", RuntimeWarning, stacklevel=level)
+
+
 def _warn_of_variants(layer: Layer) -> None:
     for text in dict.fromkeys(text for variant in layer.variants for text in variant.warnings):
-        warnings.warn(f"{layer!r}: {text}", RuntimeWarning, stacklevel=3)
+        _warn(layer, text)
 
 
 def _warn_nonpositive(layer: Layer, found: tuple[int, int, int, float] | None) -> None:
     if found is not None:
         row, head, position, value = found
-        warnings.warn(
-            f"{layer!r}: the denominator of batch row {row}, head {head}, position {position} is {value:.3g}, not positive: the output is invalid there",
-            RuntimeWarning,
-            stacklevel=3,
-        )
+        _warn(layer, f"the denominator of batch row {row}, head {head}, position {position} is {value:.3g}, not positive: the output is invalid there")
 
 
-def _layer_again(variant: Any, heads: int, kv_heads: int, dim: int, value_dim: int, rope: float | None) -> Layer:
+def _make_layer(variant: Any, heads: int, kv_heads: int, dim: int, value_dim: int, rope: float | None) -> Layer:
     return Layer(variant, heads=heads, kv_heads=kv_heads, dim=dim, value_dim=value_dim, rope=rope)
 
 
@@ -284,7 +289,7 @@ class State:
         self.layer, self._core = layer, core
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _state_again, (self.layer, self._core.to_bytes(), self.batch, self._core.is_cache)
+        return _state_of_bytes, (self.layer, self._core.to_bytes(), self.batch, self._core.is_cache)
 
     def __copy__(self) -> State:
         return self.copy()
@@ -353,7 +358,7 @@ class State:
         return f"<State of {self.layer!r}: {self.batch} rows, {self.bytes} bytes>"
 
 
-def _state_again(layer: Layer, content: bytes, batch: int, cache: bool) -> State:
+def _state_of_bytes(layer: Layer, content: bytes, batch: int, cache: bool) -> State:
     return State(layer, layer._core.state_of_bytes(content, batch, cache))
 
 

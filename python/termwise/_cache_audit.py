@@ -168,19 +168,19 @@ def _audit(model: Any, make_cache: Callable[[], Any], ids: Tensor, chunk: int, b
 
     expected = [min(length, start + chunk) for start in range(0, length, chunk)]
     wrong = next((pair for pair in zip(lengths, expected, strict=True) if pair[0] != pair[1]), None)
-    told = "get_seq_length() is the number of tokens read" if wrong is None else f"get_seq_length() is {wrong[0]} after {wrong[1]} tokens"
-    checks.append(CacheCheck("reported length", told, wrong is None))
+    finding = "get_seq_length() is the number of tokens read" if wrong is None else f"get_seq_length() is {wrong[0]} after {wrong[1]} tokens"
+    checks.append(CacheCheck("reported length", finding, wrong is None))
 
     explicit = _difference(chunked, _read(model, make_cache(), ids, chunk, positions=True)[0])
     checks.append(CacheCheck("positions", f"logits with explicit positions differ by {explicit:.1e} of the largest", explicit < ROUNDING))
 
     by_token = _difference(chunked, _read(model, make_cache(), ids, 1, positions=False)[0])
-    told = f"chunks of {chunk} and single tokens differ by {by_token:.1e}; the cache itself changes logits by {own_change:.1e}"
-    checks.append(CacheCheck("chunks and single tokens", told, by_token <= limit))
+    finding = f"chunks of {chunk} and single tokens differ by {by_token:.1e}; the cache itself changes logits by {own_change:.1e}"
+    checks.append(CacheCheck("chunks and single tokens", finding, by_token <= limit))
 
     peak = max(sizes)
-    told = f"at most {peak} bytes after a chunk" + ("" if budget is None else f", and the budget is {budget}")
-    checks.append(CacheCheck("budget", told, None if budget is None else peak <= budget))
+    finding = f"at most {peak} bytes after a chunk" + ("" if budget is None else f", and the budget is {budget}")
+    checks.append(CacheCheck("budget", finding, None if budget is None else peak <= budget))
 
     bits = next((own for owner in (cache, *getattr(cache, "layers", [])) if isinstance(own := getattr(owner, "nbits", None), int)), None)
     if bits is None:
@@ -191,6 +191,6 @@ def _audit(model: Any, make_cache: Callable[[], Any], ids: Tensor, chunk: int, b
         dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         full = 2 * 2 * heads * dim * config.num_hidden_layers * length
         works = own_change > 0 and sizes[-1] < full
-        told = f"{sizes[-1]} bytes at {bits} bits, {full} at 16 bits; logits change by {own_change:.1e}"
-        checks.append(CacheCheck("quantization", told, works))
+        finding = f"{sizes[-1]} bytes at {bits} bits, {full} at 16 bits; logits change by {own_change:.1e}"
+        checks.append(CacheCheck("quantization", finding, works))
     return CacheAudit(tuple(checks), tuple(sizes), _parts(cache))

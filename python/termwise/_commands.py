@@ -20,7 +20,7 @@ from ._settings import DataSettings, Settings
 Path = str | os.PathLike[str]
 #: Texts by path: one or several.
 Texts = Path | Sequence[Path]
-#: The command that starts the runs of a sweep.
+#: The command that starts the runs of a sweep, each in its own process.
 RESPAWN_ARGV = [sys.executable, "-m", "termwise"]
 
 
@@ -159,7 +159,7 @@ def sweep(
 def reproduce(
     experiments: str | Sequence[str] = "all",
     *,
-    scale: Literal["minute", "laptop"] = "minute",
+    scale: Literal["minute", "laptop", "text", "mini"] = "minute",
     data: Texts = (),
     seeds: int | None = None,
     folder: Path | None = None,
@@ -172,8 +172,9 @@ def reproduce(
     ----------
     experiments : str or sequence of str
         Experiments such as ``"e4"``, or ``"all"``.
-    scale : {"minute", "laptop"}
-        ``"minute"`` takes about five minutes on two cores for all experiments, ``"laptop"`` about an hour.
+    scale : {"minute", "laptop", "text", "mini"}
+        ``"minute"`` takes about five minutes on two cores for all experiments, ``"laptop"`` about an hour. ``"text"`` trains on ``data`` for hours. ``"mini"`` is
+        multi-query associative recall.
     data : path or sequence of paths
         Texts to train on. Default: synthetic associative recall.
     seeds : int, optional

@@ -47,7 +47,16 @@ def load(model: str | os.PathLike[str] | None = None, *, tokenizer: str | os.Pat
     >>> model.generate("Once", max_tokens=20)  # doctest: +SKIP
     """
     named = None if tokenizer is None else os.fspath(tokenizer)
-    return Model(_core.load_model(None if model is None else os.fspath(model), named))
+    return Model._loaded(None if model is None else os.fspath(model), named)
+
+
+def _token_ids(values: Any) -> NDArray[np.integer[Any]]:
+    ids = np.asarray(values)
+    if ids.size == 0:
+        ids = ids.astype(np.int64)
+    if ids.dtype.kind not in "iu" or ids.ndim not in (1, 2) or (ids < 0).any() or (ids >= 2**32).any():
+        raise InputError(f"token ids are non-negative integers, [batch, time] or [time], found shape {ids.shape} of {ids.dtype}")
+    return ids
 
 
 class GenerationError(InputError):
@@ -68,12 +77,36 @@ class GenerationError(InputError):
         more = f"; {len(errors)} of {len(texts)} prompts failed: the finished ones are in the attribute texts" if len(texts) > 1 else ""
         super().__init__(first + more)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.texts, self.errors)
+
 
 class Model:
-    """A model and its tokenizer, computed in float32 on the CPU. Made by :func:`load`."""
+    """A model and its tokenizer, computed in float32 on the CPU. Made by :func:`load`.
 
-    def __init__(self, core: _core.Model) -> None:
-        self._core = core
+    It is immutable. A pickle contains its folder, not its weights.
+    """
+
+    def __init__(self, core: _core.Model, rebuild: tuple[Any, ...]) -> None:
+        self._core, self._rebuild = core, rebuild
+
+    @classmethod
+    def _loaded(cls, name: str | None, tokenizer: str | None) -> Model:
+        core = _core.load_model(name, tokenizer)
+        return cls(core, (cls._loaded, (os.path.abspath(core.folder), tokenizer)))
+
+    def _changed(self, method: str, argument: Any) -> Model:
+        """The model that a method of the extension returns."""
+        return Model(getattr(self._core, method)(argument), (Model._changed, (self, method, argument)))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return self._rebuild
+
+    def __copy__(self) -> Model:
+        return self
+
+    def __deepcopy__(self, _: Any) -> Model:
+        return self
 
     @property
     def folder(self) -> pathlib.Path:
@@ -104,11 +137,11 @@ class Model:
 
     def with_attention(self, variant: VariantLike) -> Model:
         """Return this model with another variant in all heads. The variant must need no further weights."""
-        return Model(self._core.with_attention(variant))
+        return self._changed("with_attention", variant)
 
     def with_order(self, order: int) -> Model:
         """Return this model with every ``exp`` truncated to its series up to this order."""
-        return Model(self._core.with_order(order))
+        return self._changed("with_order", order)
 
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Write configuration, weights and tokenizer in the Hugging Face format."""
@@ -120,21 +153,19 @@ class Model:
 
     def decode(self, ids: ArrayLike) -> str:
         """Return the text of token ids."""
-        return self._core.decode(np.asarray(ids).tolist())
+        return self._core.decode(_token_ids(ids).ravel().tolist())
 
     def _ids(self, tokens: Text | ArrayLike, lengths: Any) -> tuple[NDArray[np.uint32], Any]:
         if isinstance(tokens, str):
             tokens = [self.encode(tokens)]
         elif isinstance(tokens, Sequence) and tokens and isinstance(tokens[0], str):
+            if lengths is not None:
+                raise InputError("lengths are those of the texts: leave lengths out, or give token ids")
             rows = [self.encode(str(text)) for text in tokens]
             lengths = [len(row) for row in rows]
             tokens = [row + [0] * (max(lengths) - len(row)) for row in rows]
-        ids = np.asarray(tokens)
-        if ids.ndim == 1:
-            ids = ids[None]
-        if ids.dtype.kind not in "iu" or ids.ndim != 2 or (ids < 0).any() or (ids >= 2**32).any():
-            raise InputError(f"token ids are whole numbers from 0 on, [batch, time] or [time], found shape {ids.shape} of {ids.dtype}")
-        return np.ascontiguousarray(ids, np.uint32), _sizes("lengths", lengths)
+        ids = _token_ids(tokens)
+        return np.ascontiguousarray(ids[None] if ids.ndim == 1 else ids, np.uint32), _sizes("lengths", lengths)
 
     def logits(self, tokens: Text | ArrayLike, *, lengths: ArrayLike | None = None) -> NDArray[np.float32]:
         """Return logits [batch, time, vocabulary] of the next token at each position of a text, of texts, or of token ids."""
@@ -164,7 +195,10 @@ class Model:
             for row, length in enumerate(sizes or []):
                 wanted[row, max(length - 1, 0) :] = -100
         else:
-            wanted = np.asarray(labels).reshape(ids.shape)
+            wanted = np.asarray(labels)
+            if wanted.dtype.kind not in "iu" or wanted.size != ids.size or ((wanted < 0) & (wanted != -100)).any() or (wanted >= 2**31).any():
+                raise InputError(f"labels must be token ids or -100, of shape {ids.shape}, found shape {wanted.shape} of {wanted.dtype}")
+            wanted = wanted.reshape(ids.shape)
         total, count, each = self._core.loss(ids, wanted.astype(np.int32).ravel().tolist(), sizes)
         losses = np.where(wanted == -100, np.nan, np.array(each).reshape(ids.shape))
         return losses, total, count
@@ -351,10 +385,12 @@ class Model:
         reads = self._reads(data, None, length, cache, settings)
         return _run(partial(self._core.cut, dumps(reads)), options, progress, "truncate")
 
-    #: The name of earlier versions.
+    #: Former name of :meth:`truncate`.
     cut = truncate
 
     @staticmethod
     def _reads(data: Texts | None, ids: list[int] | None, length: int | None, cache: Path | None, settings: Mapping[str, Any]) -> dict[str, Any]:
+        if length is not None and length < 1:
+            raise InputError(f"length must be at least 1, found {length}")
         texts = _texts(data, cache, settings)
         return {"data": texts["settings"], "ids": ids, "length": length, "cache": texts["cache"]}

@@ -39,7 +39,7 @@ class Result(Mapping[str, Any]):
         self._values: dict[str, Any] = json.loads(core.json())
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _again, (self.to_json(),)
+        return _result_of_json, (self.to_json(),)
 
     def __getattr__(self, name: str) -> Any:
         values = self.__dict__.get("_values", {})
@@ -130,7 +130,7 @@ class Result(Mapping[str, Any]):
         return f'<iframe srcdoc="{page}" style="{style}" onload="{resize}"></iframe>'
 
 
-def _again(text: str) -> Result:
+def _result_of_json(text: str) -> Result:
     """Rebuild a result from the JSON of :meth:`Result.to_json`."""
     return Result(_core.Found.of_json(text))
 

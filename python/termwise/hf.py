@@ -70,9 +70,8 @@ def _mask(
 ) -> Tensor | None:
     """The mask of a batch in compact form, int64 [batch, 1, 2, keys], or None for one text per row without padding and without a window.
 
-    ``[:, 0, 0]`` is the number of the text of each key, from 1, and 0 for padding. ``[:, 0, 1]`` is the window, 0 without one, and negative if the
-    cache has dropped keys before the window. Transformers passes masks of four dimensions on
-    unchanged. Keys are those up to the last query, even if a cache of fixed size has more slots.
+    ``[:, 0, 0]`` is the number of the text of each key, from 1, and 0 for padding. ``[:, 0, 1]`` is the window, 0 without one, and negative if the cache has dropped keys before the
+    window. Transformers does not change masks of four dimensions. Keys end at the last query, even if a cache of fixed size has room for more.
     """
     start = int(q_offset)
     end, keys = start + q_length, start + q_length - kv_offset
@@ -124,8 +123,7 @@ def _layout(own: Callable[..., Any], texts: Tensor, queries: range, kv_offset: i
     window = next((window for window in (local_size, 0) if window is not None and matches(window)), None)
     if window is None:
         raise InputError(
-            "termwise computes causal attention with windows over texts that follow each other, and the model asks for another mask: positions see later ones, "
-            "as in images, or a chunk or a packed text continues a cache"
+            "termwise computes causal attention with windows, and the model needs another mask: positions see later ones, as in images, or a chunk or a packed text continues a cache"
         )
     return texts, window
 
@@ -273,7 +271,7 @@ def _attention(
     # A state starts before the length of the text is known.
     shows = window is not None and (held is not None or window < keys)
     variants = _variant(module, scaling, dim, window if shows else None, softcap)
-    extras = {}
+    extras: dict[str, Any] = {}
     if s_aux is not None:
         variants = tuple(map(_with_sink, variants))
         extras["sink"] = s_aux
@@ -287,7 +285,7 @@ def _attention(
     if held is not None:
         if packed is not None or cu_seq_lens_q is not None:
             raise InputError("packed texts and chunked attention are not supported with a cache: set use_cache=False")
-        y = held.extend(_layer(variant, heads, k.shape[2], dim, v.shape[3], None), (q, k, v), extras, lengths)
+        y = held.extend(_layer(variant, heads, k.shape[2], dim, v.shape[3], None), (q, k, v), extras, lengths, texts)
         return (y if shift is None else _moved_back(y, shift)), None
     if packed is not None:
         boundaries = _boundaries(packed)
@@ -323,6 +321,8 @@ class StateLayer(CacheLayerMixin):
         self.seen = 0
         #: Whether positions were computed with gradients, which the state does not contain.
         self.skipped = False
+        #: Whether the layer that updates the cache adds its keys to the state.
+        self.is_held = False
 
     @classmethod
     def of(cls, cache: Any, index: int) -> StateLayer | None:
@@ -331,17 +331,22 @@ class StateLayer(CacheLayerMixin):
             return None
         while len(cache.layers) <= index:
             cache.layers.append(DynamicLayer())
-        held = cache.layers[index]
+        held: Any = cache.layers[index]
         if not isinstance(held, cls):
             if type(held) not in (DynamicLayer, DynamicSlidingWindowLayer) or held.get_seq_length() > 0:
                 return None
             held = cache.layers[index] = cls()
         return held
 
-    def extend(self, layer: Layer, x: tuple[Tensor, ...], extras: Mapping[str, Tensor], lengths: Tensor | None) -> Tensor:
-        """Process positions [batch, time, heads, dim] and return their outputs."""
+    def extend(self, layer: Layer, x: tuple[Tensor, ...], extras: Mapping[str, Tensor], lengths: Tensor | None, texts: Tensor | None) -> Tensor:
+        """Process positions [batch, time, heads, dim] and return their outputs; ``texts`` is the mask of all positions, from :func:`_read_mask`."""
         batch, time = x[0].shape[:2]
         self._refuse_skipped()
+        known = [self.seen] * batch if texts is None else texts[:, : self.seen].bool().sum(1).tolist()
+        if self.state is not None and self.state.positions != known:
+            raise InputError(
+                f"the rows of this cache have {self.state.positions} positions, and {known} according to attention_mask: give the mask of all positions, padding of earlier calls included"
+            )
         if lengths is not None and time > 1 and bool((lengths == 0).any()):
             raise InputError("a row contains only padding: remove it")
         if self.state is None:
@@ -370,7 +375,10 @@ class StateLayer(CacheLayerMixin):
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None: ...
 
     def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+        if not self.is_held:
+            raise InputError("this cache has states of termwise.hf.use: continue it under torch.no_grad() and with termwise's attention, or compute the whole text with use_cache=False")
         # Attention adds them to the state.
+        self.is_held = False
         return key_states, value_states
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
@@ -407,11 +415,14 @@ class StateLayer(CacheLayerMixin):
 
 def _hold(module: Any, _: Any, kwargs: dict[str, Any]) -> None:
     """Pre-forward hook of changed layers: provides the state layer of the cache during generation."""
+    # Of a call that has failed.
+    module.__dict__.pop("_held", None)
     # GPT-NeoX and related models call it layer_past.
     cache = kwargs.get("past_key_values", kwargs.get("layer_past"))
     ours = module.config._attn_implementation == NAME and not torch.is_grad_enabled()
     held = StateLayer.of(cache, module.layer_idx) if cache is not None and ours else None
     if held is not None:
+        held.is_held = True
         module.__dict__["_held"] = held
 
 
@@ -468,8 +479,8 @@ class TermwiseAttention:
         if past_key_values is not None and held is None:
             raise InputError(f"a {type(past_key_values).__name__} cannot store states: leave out past_key_values and cache_implementation")
         # The window is part of the variant.
-        texts, _window = _read_mask(attention_mask, batch, (0 if held is None else held.seen) + time, x.device)
-        texts = None if texts is None else texts[:, -time:]
+        whole, _window = _read_mask(attention_mask, batch, (0 if held is None else held.seen) + time, x.device)
+        texts = None if whole is None else whole[:, -time:]
         _check_positions(position_ids, texts)
         if texts is not None and bool((texts > 1).any()):
             if held is not None:
@@ -490,7 +501,7 @@ class TermwiseAttention:
         if held is None:
             y = attention(q, k, v, self.key, output_final_state=False, lengths=None if lengths is None else lengths.clamp(min=1), cu_seqlens=boundaries, **extras)
         else:
-            y = held.extend(self.layer, (q, k, v), extras, lengths)
+            y = held.extend(self.layer, (q, k, v), extras, lengths, whole)
         y = y.reshape(batch, time, -1)
         if shift is not None:
             y = _moved_back(y, shift)
@@ -615,7 +626,7 @@ def _attentions(model: PreTrainedModel) -> dict[int, torch.nn.Module]:
     if any(isinstance(module, TermwiseAttention) for module in found.values()):
         raise InputError(
             f"this {type(model).__name__} has variants of its own, which termwise.hf does not change or measure: "
-            "use termwise.load(folder) with its with_attention, cut and spectrum"
+            "use with_attention, truncate and spectrum of termwise.load(folder)"
         )
     return found
 
@@ -624,7 +635,8 @@ def _install(module: torch.nn.Module) -> None:
     """Store states instead of keys during generation, and record the implementation in saved configs."""
     _uninstall(module)
     module.__dict__["_termwise_hook"] = module.register_forward_pre_hook(_hold, with_kwargs=True)
-    module.config.attn_implementation = NAME
+    config: Any = module.config
+    config.attn_implementation = NAME
 
 
 def _uninstall(module: torch.nn.Module) -> None:
@@ -790,6 +802,9 @@ def _switched(model: PreTrainedModel) -> Iterator[None]:
 
 
 def _windows(model: PreTrainedModel, text: Any, tokenizer: Any, length: int | None, tokens: int) -> list[Tensor]:
+    for name, count in (("length", length), ("tokens", tokens)):
+        if count is not None and count < 1:
+            raise InputError(f"{name} must be at least 1, found {count}")
     if isinstance(text, str):
         if tokenizer is None:
             raise InputError("a string needs a tokenizer: give tokenizer=, or token ids")
@@ -919,5 +934,5 @@ def truncate(
     return found
 
 
-#: The former name of :func:`truncate`.
+#: Former name of :func:`truncate`.
 cut = truncate

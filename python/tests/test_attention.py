@@ -115,7 +115,7 @@ def test_gradients_are_differences():
         assert abs((up - down) / 2e-6 - (gradients[name] * direction).sum()) < 1e-6 * (1 + abs(up)), name
 
 
-def test_regular_strides_are_read_in_place_and_others_copied():
+def test_memory_layouts():
     layer = Layer(heads=2, dim=4)
     packed = np.random.default_rng(0).standard_normal((2, 9, 3, 2, 4), dtype=np.float32)
     q, k, v = (packed[:, :, i] for i in range(3))
@@ -163,8 +163,12 @@ def test_nonpositive_denominators_cause_a_warning():
     x = np.random.default_rng(0).standard_normal((1, 30, 2, 8), dtype=np.float32)
     with pytest.warns(RuntimeWarning, match="odd"):
         layer = Layer("taylor=0..1", heads=2, dim=8)
-    with pytest.warns(RuntimeWarning, match=r"denominator of batch row 0, head \d, position \d+ is -"):
+    with pytest.warns(RuntimeWarning, match=r"denominator of batch row 0, head \d, position \d+ is -") as caught:
         layer(4 * x, -x, x)
+    assert caught[0].filename == __file__
+    with pytest.warns(RuntimeWarning, match="odd") as caught:
+        attention(x, x, x, "taylor=0..3", rope=123.0)
+    assert caught[0].filename == __file__
     with pytest.warns(RuntimeWarning, match="denominator of batch row 0"):
         layer.state().extend(4 * x, -x, x)
     with warnings.catch_warnings():
@@ -202,7 +206,7 @@ def test_nonpositive_denominators_cause_a_warning():
         (lambda a: a.update(out=np.zeros((2, 5, 2, 3), np.float32)), ValueError, "y has shape"),
     ],
 )
-def test_invalid_arguments_are_rejected_with_a_reason(change, error, words):
+def test_invalid_arguments_are_explained(change, error, words):
     x = np.random.default_rng(0).standard_normal((2, 5, 2, 4), dtype=np.float32)
     given = {"q": x, "k": x.copy(), "v": x.copy()}
     change(given)

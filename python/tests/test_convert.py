@@ -173,7 +173,7 @@ def test_eviction_and_quantization_are_inference_only(name, part):
             layer.grad(q, k, v, np.ones((2, TIME, HEADS, 5), np.float32), engine=engine, **extras)
 
 
-def test_inference_only_variants_have_no_module():
+def test_variants_without_a_module_are_refused():
     for text in (text for name, text in VARIANTS.items() if name != "far"):
         with pytest.raises(ValueError, match="needs the KV store of the native engine"):
             termwise.Variant(text).to_torch()
@@ -258,7 +258,7 @@ def test_arguments_are_those_of_python_code(stories, book, tmp_path):
         termwise.atlas(stories, [], progress=False)
 
 
-def test_invalid_arguments_of_commands_are_rejected(stories, book, tmp_path):
+def test_invalid_arguments_of_commands_are_explained(stories, book, tmp_path):
     with pytest.raises(ValueError, match="keys"):
         termwise.convert(stories, book, progress=False)
     with pytest.raises(ValueError, match="nonsense"):

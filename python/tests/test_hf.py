@@ -149,6 +149,17 @@ def test_a_spectrum_is_the_native_one(stories):
     assert ours.to_numpy("layers.heads.terms.all.dominant").tolist() == theirs.to_numpy("layers.heads.terms.all.dominant").tolist()
 
 
+@pytest.mark.parametrize("change", [{"length": 0}, {"length": -1}, {"tokens": 0}, {"tokens": -3}, {"queries": -1}, {"max_order": -1}, {"seed": -1}])
+def test_sizes_are_checked(change, ids):
+    model = made("llama")
+    with pytest.raises(ValueError, match=f"found {next(iter(change.values()))}"):
+        hf.spectrum(model, ids[0], **change)
+    if change.keys() & {"length", "tokens"}:
+        with pytest.raises(ValueError, match="must be at least 1"):
+            hf.truncate(model, ids[0], **change)
+    assert model.config._attn_implementation == "eager"
+
+
 def test_variants_take_over(ids):
     model = made("llama")
     with torch.no_grad():
@@ -590,7 +601,7 @@ def test_masks_are_read_exactly_or_refused():
         {"q_length": 20, "kv_length": 20, "mask_function": sliding_window_causal_mask_function(9)},
         {"q_length": 20, "kv_length": 20, "mask_function": sliding_window_causal_mask_function(9), "local_size": 8},
     ):
-        with pytest.raises(ValueError, match="asks for another mask"):
+        with pytest.raises(ValueError, match="needs another mask"):
             hf._mask(2, **own)
     with pytest.raises(ValueError, match="room for 16 positions, and the text has 17"):
         hf._mask(2, 1, 16, q_offset=16)
@@ -688,6 +699,48 @@ def test_models_keep_nothing_after_a_text(saved, ids):
     del again
     gc.collect()
     assert len(termwise.torch._attention._registered) <= count
+
+
+def test_caches_with_states_are_continued_by_termwise_or_refused(ids):
+    """Softmax of Transformers, and layers that compute gradients, would attend to the new positions only."""
+    model, new = hf.use(made("llama"), "taylor=0..2"), ids[:, :1]
+    with torch.no_grad():
+        cache = model(input_ids=ids).past_key_values
+    with pytest.raises(ValueError, match=r"continue it under torch.no_grad\(\)"):
+        model(input_ids=new, past_key_values=copy.deepcopy(cache))
+    hf.restore(model)
+    with torch.no_grad():
+        with pytest.raises(ValueError, match="this cache has states of termwise.hf.use"):
+            model(input_ids=new, past_key_values=copy.deepcopy(cache))
+        hf.use(model, "taylor=0..2")
+        found = model(input_ids=new, past_key_values=cache).logits
+        assert rms(found, model(input_ids=torch.cat([ids, new], 1), use_cache=False).logits[:, -1:]) < 1e-5
+        # A call that fails leaves nothing behind.
+        expected = model(input_ids=ids, use_cache=False).logits
+        with pytest.raises(RuntimeError):
+            model.model.layers[0].self_attn(torch.zeros(1, 1, 3), past_key_values=cache, position_embeddings=(torch.zeros(1), torch.zeros(1)))
+        assert torch.equal(model(input_ids=ids, use_cache=False).logits, expected)
+
+
+@torch.no_grad()
+def check_masks_of_earlier_positions(model, ids):
+    mask = torch.ones_like(ids)
+    mask[0, :5] = 0
+    longer = torch.cat([mask, torch.ones(2, 1, dtype=torch.long)], 1)
+    for first, later in ((mask, None), (mask, torch.ones_like(longer)), (None, longer)):
+        cache = model(input_ids=ids, attention_mask=first).past_key_values
+        with pytest.raises(ValueError, match="according to attention_mask"):
+            model(input_ids=ids[:, :1], attention_mask=later, past_key_values=cache)
+    cache = model(input_ids=ids, attention_mask=mask).past_key_values
+    assert model(input_ids=ids[:, :1], attention_mask=longer, past_key_values=cache).logits.isfinite().all()
+
+
+def test_masks_of_earlier_positions_stay(ids):
+    check_masks_of_earlier_positions(hf.use(made("llama"), "taylor=0..2"), ids)
+
+
+def test_masks_of_earlier_positions_stay_in_models_of_termwise(saved, ids):
+    check_masks_of_earlier_positions(saved[1], 3 + ids % 27)
 
 
 def test_modes_of_training_stay_as_they_were(ids):

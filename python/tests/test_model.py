@@ -202,6 +202,19 @@ def test_links_to_the_files_of_a_model_are_never_emptied(stories, tmp_path, link
     assert termwise.load(tmp_path / "other").encode("Once") == termwise.load(tmp_path / "m").encode("Once")
 
 
+def test_models_are_copied_and_pickled(stories):
+    """They are immutable: a copy is the model itself, and a pickle has its folder and its changes."""
+    model = termwise.load(stories)
+    for one in (model, model.with_order(4), model.with_attention(termwise.Variant("taylor=0..2")).with_order(1)):
+        assert copy.copy(one) is one and copy.deepcopy([one])[0] is one
+        again = pickle.loads(pickle.dumps(one))
+        assert again.variants == one.variants and again.encode("Once") == one.encode("Once")
+        assert np.array_equal(again.logits([1, 2, 3]), one.logits([1, 2, 3]))
+    error = termwise.GenerationError(["a", None], {1: "prompt 1 failed"})
+    again = pickle.loads(pickle.dumps(error))
+    assert (again.texts, again.errors, str(again)) == (error.texts, error.errors, str(error))
+
+
 def test_a_loss_of_nothing_is_refused(model):
     with pytest.raises(ValueError, match="at least two tokens"):
         model.loss([[1]])
@@ -223,7 +236,7 @@ def test_arguments_are_those_of_python_code(tmp_path, book):
     with pytest.raises(TypeError, match="object"):
         termwise.train(tmp_path / "bad", model="tiny", steps=object(), progress=False)
     assert termwise.separation("softmax", n=np.int64(100), draws=np.int32(50), progress=False)["points"][0]["n"] == 100
-    with pytest.raises(ValueError):
+    with pytest.raises(ValueError, match="^n must be a non-negative integer, found 100.5$"):
         termwise.separation("softmax", n=100.5, draws=50, progress=False)
     with pytest.raises(ValueError) as raised:
         termwise.convert(tmp_path / "run", book, keyss=3)
@@ -254,8 +267,43 @@ def test_results_as_data_frames():
             found.to_pandas(path)
 
 
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        ({"max_tokens": -1}, "max_tokens must be a non-negative integer, found -1"),
+        ({"max_tokens": 2.5}, "max_tokens must be a non-negative integer, found 2.5"),
+        ({"temperature": None}, "temperature must be a number, found None"),
+        ({"top_k": "three"}, "top_k must be a non-negative integer, found \"three\""),
+        ({"echo": 1}, "echo must be True or False, found 1"),
+        ({"batch": [1]}, "batch must be a non-negative integer, found a list"),
+        ({"seed": {}}, "seed must be a non-negative integer, found a dict"),
+        ({"stop": [True]}, "stop must be a string, found True"),
+    ],
+)
+def test_types_of_arguments_are_checked(model, arguments, message):
+    with pytest.raises(ValueError) as raised:
+        model.generate("Once", **arguments)
+    assert str(raised.value) == message
+
+
+def test_labels_and_lengths_are_checked(model):
+    for length in (0, -4):
+        with pytest.raises(ValueError, match=f"length must be at least 1, found {length}"):
+            model.spectrum(text="Once upon a time", length=length, progress=False)
+    for labels in ([[0.5, 1]], [[2**40, 1]], [[-7, 1]], [[1]]):
+        with pytest.raises(ValueError, match=r"labels must be token ids or -100, of shape \(1, 2\)"):
+            model.loss([[1, 2]], labels)
+    assert model.loss([[1, 2]], np.array([[2, -100]])) == model.loss([1, 2])
+    with pytest.raises(ValueError, match="leave lengths out"):
+        model.logits(["a", "b"], lengths=[1, 1])
+    for ids in ([-1], [0.5], [[[1]]]):
+        with pytest.raises(ValueError, match="non-negative integers"):
+            model.decode(ids)
+    assert model.decode([]) == "" and model.decode(np.array(model.encode("Once"), np.int16)) == model.decode(model.encode("Once"))
+
+
 def test_ids_are_checked(model):
-    with pytest.raises(ValueError, match="whole numbers"):
+    with pytest.raises(ValueError, match="non-negative integers"):
         model.logits([[-1]])
     with pytest.raises(ValueError):
         model.logits([[10**6]])

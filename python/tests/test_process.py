@@ -83,7 +83,7 @@ print(time.perf_counter() - begin, [name for name in ("torch", "transformers", "
     assert modules.strip() == "[]"
 
 
-def test_set_threads():
+def test_number_of_threads():
     before = termwise.get_threads()
     x = np.random.default_rng(0).standard_normal((1, 70, 2, 8), dtype=np.float32)
     expected = attention(x, x, x)
@@ -98,7 +98,7 @@ def test_set_threads():
 
 
 def test_the_gil_is_released():
-    # A counting thread continues while attention is computed.
+    # A thread that only counts goes on while attention is computed.
     x = np.random.default_rng(0).standard_normal((1, 400, 2, 32))
     counted, done = [0], threading.Event()
 

@@ -105,7 +105,7 @@ def test_gradient_of_its_formula(text, monkeypatch):
 
 
 @pytest.mark.parametrize("text, word", REFUSED.items())
-def test_others_have_a_reason(text, word):
+def test_refusals_have_a_reason(text, word):
     layer = Layer(text, **SIZES)
     given = {name: x.float() for name, x in drawn(layer, time=5).items()}
     with torch.no_grad(), pytest.raises(ValueError, match=f"backend='flex' does not compute .*{word}"):

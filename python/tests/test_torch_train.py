@@ -27,7 +27,7 @@ from termwise.torch import dry_run
 from termwise.torch.model import Model
 from termwise.torch.train.__main__ import _flags, main
 from termwise.torch.train.collective import Collective
-from termwise.torch.train.learner import Batch, How, Learner
+from termwise.torch.train.learner import Batch, Learner, LearnerOptions
 
 SETTINGS = """
 layers = 2
@@ -159,7 +159,7 @@ def test_at_equal_weights_both_gradients_are_those_of_float64(attention, before,
     learners = []
 
     def made(config, settings):
-        learners.append(Watched(config, settings, How()))
+        learners.append(Watched(config, settings, LearnerOptions()))
         return learners[0]
 
     termwise._core.train(json.dumps(options), None, (made, Collective()))
@@ -174,7 +174,7 @@ def test_at_equal_weights_both_gradients_are_those_of_float64(attention, before,
             assert error < bound, f"{engine}, {name}: {error:.1e}, {bound:.1e} allowed"
 
 
-def test_runs_resume_with_the_other_engine(tmp_path):
+def test_each_engine_resumes_runs_of_the_other(tmp_path):
     file = write(tmp_path, 'attention = "gated_softmax"\nhorizon = 30\n')
     native("--config", file, "--steps", 30, "--runs", tmp_path, "--name", "whole")
     run = tmp_path / "run"
@@ -189,7 +189,7 @@ def test_runs_resume_with_the_other_engine(tmp_path):
     assert (state["step"], state["updates"], state["data_index"]) == (30, 30, 30)
 
 
-def test_two_processes_are_one(tmp_path):
+def test_two_processes_equal_one(tmp_path):
     file = write(tmp_path, 'attention = "taylor=0..2 out"\nsteps = 10\naccumulate = 2\neval_every = 10\neval_batches = 3\n')
     with_torch(file, "--folder", tmp_path / "one")
     torchrun(2, file, "--folder", tmp_path / "two")
@@ -227,7 +227,7 @@ def test_precision_and_activation_checkpointing(tmp_path):
     assert apart(tmp_path / "bf16", tmp_path / "plain") < 0.3
 
 
-def test_invalid_runs_are_rejected_with_a_reason(tmp_path, capfd):
+def test_invalid_runs_are_explained(tmp_path, capfd):
     file = write(tmp_path, 'attention = "softmax"\nsteps = 2\nlr = -1\n'.replace("lr = -1", ""))
     assert main(["--device", "cpu", "--quiet", str(file), "--folder", str(tmp_path / "run"), "--attention", "softmaxx"]) == 2
     assert "softmaxx" in capfd.readouterr().err and not (tmp_path / "run").exists()

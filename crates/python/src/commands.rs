@@ -25,8 +25,41 @@ use crate::errors::{runtime, value};
 use crate::result::{Found, provenance};
 use crate::threads::{Watch, get_threads, supervise};
 
+/// The arguments of a call, which Python passes as JSON.
 pub fn parsed<T: for<'a> Deserialize<'a>>(text: &str) -> PyResult<T> {
-    serde_json::from_str(text).map_err(|error| crate::errors::input(format!("invalid argument: {error}")))
+    serde_json::from_str(text).map_err(|error| crate::errors::input(argument_error(text, &error)))
+}
+
+/// The message of an argument of the wrong type in terms of Python, such as `tokens must be a non-negative integer, found -1`.
+fn argument_error(text: &str, error: &serde_json::Error) -> String {
+    let message = error.to_string();
+    let message = message.rsplit_once(" at line ").map_or(&message[..], |(message, _)| message);
+    // The last key before the error.
+    let name = text.get(..error.column()).and_then(|before| before.rsplit_once("\": ")).and_then(|(before, _)| before.rsplit_once('"'));
+    let types = message.strip_prefix("invalid type: ").or_else(|| message.strip_prefix("invalid value: "));
+    let (Some((_, name)), Some((found, expected))) = (name, types.and_then(|types| types.rsplit_once(", expected "))) else {
+        return format!("invalid argument: {message}");
+    };
+    let expected = match expected {
+        "usize" | "u64" | "u32" => "a non-negative integer",
+        "f64" => "a number",
+        "a boolean" => "True or False",
+        "a sequence" => "a list",
+        "path string" => "a path",
+        other => other,
+    };
+    let found = match found {
+        "null" => "None",
+        "boolean `true`" => "True",
+        "boolean `false`" => "False",
+        "sequence" => "a list",
+        "map" => "a dict",
+        other => {
+            let number = ["integer `", "floating point `"].iter().find_map(|kind| other.strip_prefix(kind)?.strip_suffix('`'));
+            number.or_else(|| other.strip_prefix("string ")).unwrap_or(other)
+        }
+    };
+    format!("{name} must be {expected}, found {found}")
 }
 
 /// Errors of training: invalid arguments, or failures.

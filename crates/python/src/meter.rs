@@ -3,7 +3,7 @@
 use pyo3::prelude::*;
 use termwise_analysis::spectrum::{Meter as Sums, ModelFacts, Options, RowChoice};
 
-use crate::errors::value;
+use crate::errors::{Count, value};
 use crate::layer::{Call, Given, Layer};
 use crate::result::Found;
 use crate::threads::compute;
@@ -23,9 +23,9 @@ impl Meter {
 #[pymethods]
 impl Meter {
     #[new]
-    fn new(max_order: usize, queries: Option<usize>, seed: u64) -> PyResult<Meter> {
-        let rows = queries.map_or(RowChoice::All, RowChoice::Sampled);
-        let options = Options { orders: (0..=max_order).step_by(2).collect(), rows, seed, ..Options::default() };
+    fn new(max_order: Count, queries: Option<Count>, seed: Count) -> PyResult<Meter> {
+        let rows = queries.map_or(RowChoice::All, |Count(queries)| RowChoice::Sampled(queries));
+        let options = Options { orders: (0..=max_order.0).step_by(2).collect(), rows, seed: seed.0 as u64, ..Options::default() };
         Ok(Meter { inner: Some(Sums::new(options).map_err(value)?) })
     }
 

@@ -28,6 +28,7 @@ _ELSEWHERE = {
 Engine = Literal["auto", "fused", "reference", "torch"]
 #: Backends of the PyTorch engine.
 Backend = Literal["blocked", "flex"]
+Integers = Tensor | Sequence[int]
 _FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 
@@ -53,7 +54,7 @@ def _find(variant: str, heads: int, kv_heads: int, dim: int, value_dim: int, rop
 
 @torch.compiler.assume_constant_result
 def _facts(variant: str, heads: int, kv_heads: int, dim: int, value_dim: int, rope: float | None) -> tuple[str | None, tuple[Any, ...]]:
-    """Constants of a layer for compiled code: the reason why it has no backward pass, and name, kind and shape of each auxiliary input."""
+    """Constants of a layer for compiled code: the reason why it has no backward pass, and name, whether logits, and shape of each auxiliary input."""
     layer = _find(variant, heads, kv_heads, dim, value_dim, rope)
     without = ((own, own.inference_only) for own in layer.variants)
     refusal = next((f"{str(own)!r}: `{part}` is inference-only and has no backward pass; compute under torch.no_grad(), or train without `{part}`" for own, part in without if part), None)
@@ -178,7 +179,7 @@ def _backward(ctx: Any, dy: Tensor | None, *_: Any) -> tuple[Any, ...]:
 _attention.register_autograd(_backward, setup_context=_setup)
 
 
-# Not traced: the engine plans blocks in Python, and its autograd functions call autograd to recompute blocks in the backward pass.
+# Not traced: the autograd functions of the engine call autograd to recompute blocks in the backward pass. Traced blocks would keep all T×T weights instead.
 @torch.compiler.disable
 def _attend(key: tuple[Any, ...], x: tuple[Tensor, ...], extras: Mapping[str, Tensor], spans: tuple[Tensor | None, Tensor | None], mode: str) -> Tensor:
     """The PyTorch engine. ``key`` are the arguments of :func:`_find`."""
@@ -202,9 +203,20 @@ def _attend_documents(
 
 
 @overload
-def attention(q: Tensor, k: Tensor, v: Tensor, variant: Variants = "softmax", *, output_final_state: Literal[False] = False, **options: Any) -> Tensor: ...
+def attention(
+    q: Tensor, k: Tensor, v: Tensor, variant: Variants = ..., *, scale: float | None = ..., rope: float | None = ..., lengths: Integers | None = ..., cu_seqlens: Integers | None = ...,
+    initial_state: State | None = ..., output_final_state: Literal[False] = ..., engine: Engine = ..., backend: Backend = ..., mode: str = ..., **extras: Tensor,
+) -> Tensor: ...
 @overload
-def attention(q: Tensor, k: Tensor, v: Tensor, variant: Variants = "softmax", *, output_final_state: Literal[True], **options: Any) -> tuple[Tensor, State]: ...
+def attention(
+    q: Tensor, k: Tensor, v: Tensor, variant: Variants = ..., *, scale: float | None = ..., rope: float | None = ..., lengths: Integers | None = ..., cu_seqlens: Integers | None = ...,
+    initial_state: State | None = ..., output_final_state: Literal[True], engine: Engine = ..., backend: Backend = ..., mode: str = ..., **extras: Tensor,
+) -> tuple[Tensor, State]: ...
+@overload
+def attention(
+    q: Tensor, k: Tensor, v: Tensor, variant: Variants = ..., *, scale: float | None = ..., rope: float | None = ..., lengths: Integers | None = ..., cu_seqlens: Integers | None = ...,
+    initial_state: State | None = ..., output_final_state: bool, engine: Engine = ..., backend: Backend = ..., mode: str = ..., **extras: Tensor,
+) -> Tensor | tuple[Tensor, State]: ...  # fmt: skip
 def attention(
     q: Tensor,
     k: Tensor,
@@ -213,8 +225,8 @@ def attention(
     *,
     scale: float | None = None,
     rope: float | None = None,
-    lengths: Tensor | Sequence[int] | None = None,
-    cu_seqlens: Tensor | Sequence[int] | None = None,
+    lengths: Integers | None = None,
+    cu_seqlens: Integers | None = None,
     initial_state: State | None = None,
     output_final_state: bool = False,
     engine: Engine = "auto",
@@ -364,7 +376,7 @@ def _text(variant: Variants) -> str:
     return "|".join(str(one) for one in variant)
 
 
-def _whole(name: str, values: Tensor | Sequence[int], shape: tuple[int, ...] | None = None) -> Tensor:
+def _integers(name: str, values: Integers, shape: tuple[int, ...] | None = None) -> Tensor:
     found = torch.as_tensor(values, device="cpu")
     if found.ndim != 1 or (shape is not None and found.shape != shape) or found.is_floating_point() or found.is_complex() or found.dtype == torch.bool:
         expected = "one dimension" if shape is None else f"shape {shape}"
@@ -372,16 +384,16 @@ def _whole(name: str, values: Tensor | Sequence[int], shape: tuple[int, ...] | N
     return found.to(torch.int64)
 
 
-def _lengths(lengths: Tensor | Sequence[int], batch: int, time: int) -> Tensor:
-    found = _whole("lengths", lengths, (batch,))
+def _lengths(lengths: Integers, batch: int, time: int) -> Tensor:
+    found = _integers("lengths", lengths, (batch,))
     # Compiled code has no access to values.
     if not torch.compiler.is_compiling() and (bool((found < 0).any()) or bool((found > time).any())):
         raise InputError(f"lengths must be from 0 to {time}, found {found.tolist()}")
     return found
 
 
-def _boundaries(cu_seqlens: Tensor | Sequence[int], batch: int, time: int) -> Tensor:
-    found = _whole("cu_seqlens", cu_seqlens)
+def _boundaries(cu_seqlens: Integers, batch: int, time: int) -> Tensor:
+    found = _integers("cu_seqlens", cu_seqlens)
     if batch != 1:
         raise InputError(f"cu_seqlens needs a batch of 1, found {batch}: concatenate the sequences along time")
     if not torch.compiler.is_compiling() and (len(found) < 2 or found[0] != 0 or found[-1] != time or bool((found.diff() <= 0).any())):
@@ -457,7 +469,7 @@ class Attention(nn.Module):
         shape = x.shape[:2]
         return self.q_proj(x).view(*shape, heads, dim), self.k_proj(x).view(*shape, kv_heads, dim), self.v_proj(x).view(*shape, kv_heads, dim)
 
-    def forward(self, x: Tensor, lengths: Tensor | Sequence[int] | None = None, cu_seqlens: Tensor | Sequence[int] | None = None) -> Tensor:
+    def forward(self, x: Tensor, lengths: Integers | None = None, cu_seqlens: Integers | None = None) -> Tensor:
         """Outputs [batch, time, hidden] of hidden states x; ``lengths`` and ``cu_seqlens`` as for :func:`attention`."""
         q, k, v = self._project(x)
         y = attention(

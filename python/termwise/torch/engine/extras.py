@@ -26,7 +26,7 @@ def _add_extras(module: nn.Module, layer: Any, hidden: int, make: dict[str, Any]
         owner.register_parameter(name, nn.Parameter(start))
 
 
-def _extras_of(module: nn.Module, layer: Any, x: Tensor) -> dict[str, Tensor]:
+def _extras_of(module: nn.Module, layer: Any, x: Tensor) -> dict[str, Any]:
     """The auxiliary inputs of a layer for hidden states x, by name."""
     found = {}
     for extra in layer.extras:

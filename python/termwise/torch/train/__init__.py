@@ -4,6 +4,6 @@ The code in Rust of ``termwise train`` provides settings, order of data, schedul
 communicates between processes (``collective``). A run can be resumed with the other engine, and with another number of processes.
 """
 
-from .learner import How, Learner
+from .learner import Learner, LearnerOptions
 
-__all__ = ["How", "Learner"]
+__all__ = ["Learner", "LearnerOptions"]

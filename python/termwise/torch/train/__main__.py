@@ -15,7 +15,7 @@ import torch
 
 from ... import _core
 from .collective import Collective, end, start
-from .learner import How, Learner
+from .learner import Learner, LearnerOptions
 
 
 def _arguments(words: list[str]) -> tuple[argparse.Namespace, list[str]]:
@@ -102,7 +102,7 @@ def main(words: list[str] | None = None) -> int:
     1 failed."""
     given, others = _arguments(sys.argv[1:] if words is None else words)
     device = _device(given.device)
-    how = How(device, given.precision == "bf16", given.checkpoint_activations, given.compile, given.shard)
+    learner_options = LearnerOptions(device, given.precision == "bf16", given.checkpoint_activations, given.compile, given.shard)
     start(device)
     collective = Collective()
     shown = collective.rank == 0 and not given.quiet
@@ -122,16 +122,16 @@ def main(words: list[str] | None = None) -> int:
     # An interrupt finishes the step and writes a checkpoint.
     before = {number: signal.signal(number, _interrupt) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)}
     try:
-        found = json.loads(_core.train(json.dumps(options), _Lines(shown), (lambda config, settings: Learner(config, settings, how), collective)).json())
+        found = json.loads(_core.train(json.dumps(options), _Lines(shown), (lambda config, settings: Learner(config, settings, learner_options), collective)).json())
         return 0 if found["finished"] else STOPPED
     except KeyboardInterrupt:
         return STOPPED
     except BlockingIOError as error:
-        return _said(error, 75)
+        return _print_error(error, 75)
     except ValueError as error:
-        return _said(error, 2)
+        return _print_error(error, 2)
     except (RuntimeError, OSError) as error:
-        return _said(error, 1)
+        return _print_error(error, 1)
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
@@ -142,7 +142,7 @@ def main(words: list[str] | None = None) -> int:
 STOPPED = 130
 
 
-def _said(error: Exception, code: int) -> int:
+def _print_error(error: Exception, code: int) -> int:
     print(f"error: {error}", file=sys.stderr, flush=True)
     return code
 

@@ -26,7 +26,7 @@ _MOMENTS = {"first": "exp_avg", "second": "exp_avg_sq"}
 
 
 @dataclass(frozen=True)
-class How:
+class LearnerOptions:
     """Options that do not change the result beyond rounding."""
 
     device: torch.device = torch.device("cpu")
@@ -73,23 +73,23 @@ class Batch:
 class Learner:
     """Called from Rust, in the same order on every rank."""
 
-    def __init__(self, config: str, settings: str, how: How) -> None:
-        self.how, self.settings = how, json.loads(settings)
-        if self.settings["threads"] and how.device.type == "cpu":
+    def __init__(self, config: str, settings: str, options: LearnerOptions) -> None:
+        self.options, self.settings = options, json.loads(settings)
+        if self.settings["threads"] and options.device.type == "cpu":
             torch.set_num_threads(self.settings["threads"])
         self.rank, self.ranks = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
-        spread = how.shard and dist.is_initialized()
-        options: dict[str, Any] = {"positions": self.settings["length"], "mode": self.settings["mode"], "checkpointing": how.checkpointing}
-        self.model = Model(config, device="meta" if spread else how.device, **options)
-        if how.compile:
+        sharded = options.shard and dist.is_initialized()
+        model_options: dict[str, Any] = {"positions": self.settings["length"], "mode": self.settings["mode"], "checkpointing": options.checkpointing}
+        self.model = Model(config, device="meta" if sharded else options.device, **model_options)
+        if options.compile:
             for block in self.model.model.layers:  # type: ignore[union-attr]
                 block.compile()
-        if spread:
+        if sharded:
             for block in self.model.model.layers:  # type: ignore[union-attr]
                 fully_shard(block)
             fully_shard(self.model)
-            self.model.to_empty(device=how.device)
-        self.spread = spread
+            self.model.to_empty(device=options.device)
+        self.sharded = sharded
         self.parameters = dict(self.model.named_parameters())
         self.module: nn.Module = self.model
         matrices = {name for name, _, matrix in self.model.outline.tensors if matrix}
@@ -103,7 +103,7 @@ class Learner:
             lr=0.0,
             betas=(self.settings["beta1"], self.settings["beta2"]),
             eps=self.settings["eps"],
-            fused=how.device.type in ("cpu", "cuda", "mps"),
+            fused=options.device.type in ("cpu", "cuda", "mps"),
         )
         self.updates = 0
         self.collected: dict[tuple[str, str], np.ndarray[Any, Any]] = {}
@@ -117,20 +117,20 @@ class Learner:
 
     @torch.no_grad()
     def put(self, kind: str, name: str, values: np.ndarray[Any, Any]) -> None:
-        """Set a tensor from its whole values. With sharding, each rank stores its part."""
+        """Set a whole tensor. Each rank keeps its shard."""
         parameter = self.parameters[name]
-        whole = torch.from_numpy(values).to(self.how.device)
+        whole = torch.from_numpy(values).to(self.options.device)
         own = distribute_tensor(whole, parameter.device_mesh, parameter.placements, src_data_rank=None) if isinstance(parameter, DTensor) else whole
         if kind == "parameter":
             parameter.copy_(own)
             return
         state = self.optimizer.state[parameter]
         state[_MOMENTS[kind]] = torch.zeros_like(parameter).copy_(own)
-        state["step"] = torch.tensor(float(self.updates), device=self.how.device)
+        state["step"] = torch.tensor(float(self.updates), device=self.options.device)
 
     def collect(self) -> None:
         """Gather sharded tensors on rank 0 before it writes them."""
-        if not self.spread:
+        if not self.sharded:
             return
         self.collected.clear()
         for name in self.parameters:
@@ -149,7 +149,7 @@ class Learner:
 
     def tensor(self, kind: str, name: str) -> np.ndarray[Any, Any]:
         """A whole tensor."""
-        if self.spread:
+        if self.sharded:
             return self.collected.pop((kind, name))
         return self._tensor(kind, name).cpu().contiguous().numpy()
 
@@ -157,11 +157,11 @@ class Learner:
 
     def prepare(self) -> None:
         """Called before the first step, after all tensors are set."""
-        if self.ranks > 1 and not self.spread:
+        if self.ranks > 1 and not self.sharded:
             self.module = DistributedDataParallel(self.model, gradient_as_bucket_view=True)
 
     def _run(self, part: tuple[Tensor, Tensor, Tensor | None]) -> Tensor:
-        with torch.autocast(self.how.device.type, torch.bfloat16, enabled=self.how.bfloat16):
+        with torch.autocast(self.options.device.type, torch.bfloat16, enabled=self.options.bfloat16):
             return self.module(*part)  # type: ignore[no-any-return]
 
     def gradient(self, batches: list[tuple[Any, ...]]) -> None:
@@ -174,9 +174,9 @@ class Learner:
         for at, (i, first, last) in enumerate(pieces):
             waits = at + 1 < len(pieces)
             with self._without_sum() if waits else nullcontext():
-                if self.spread:
+                if self.sharded:
                     self.module.set_requires_gradient_sync(not waits)  # type: ignore[operator]
-                losses = self._run(made[i].part(first, last, self.how.device))
+                losses = self._run(made[i].part(first, last, self.options.device))
                 # DistributedDataParallel and FSDP average over ranks.
                 (losses.sum() * (self.ranks / max(tokens, 1))).backward()  # type: ignore[no-untyped-call]
             found = float(losses.detach().double().sum())
@@ -234,8 +234,8 @@ class Learner:
         pieces = max(1, self.settings["micro_batches"] // self.settings["accumulate"])
         found = []
         for part in range(0, rows, max(1, rows // pieces)):
-            with torch.autocast(self.how.device.type, torch.bfloat16, enabled=self.how.bfloat16):
-                found.append(self.model(*made.part(part, min(rows, part + max(1, rows // pieces)), self.how.device)))
+            with torch.autocast(self.options.device.type, torch.bfloat16, enabled=self.options.bfloat16):
+                found.append(self.model(*made.part(part, min(rows, part + max(1, rows // pieces)), self.options.device)))
         self.model.train()
         return torch.cat(found).double().cpu().numpy().tobytes()
 
