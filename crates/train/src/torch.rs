@@ -10,7 +10,7 @@ use std::time::Duration;
 use tempfile::NamedTempFile;
 
 use crate::error::{Error, Result};
-use crate::run::{LOCKED, PlannedRun, STOPPED, Start};
+use crate::run::{EXIT_INTERRUPTED, EXIT_LOCKED, PlannedRun, Start};
 use crate::sweep::{SweepControl, rank_variables, terminate};
 
 /// Environment variable with the interpreter.
@@ -129,8 +129,8 @@ fn wait(mut command: Command, control: &SweepControl) -> Result<(ExitStatus, boo
 fn end(status: ExitStatus, terminated: bool) -> Result<TorchEnd> {
     match status.code() {
         Some(0) => Ok(TorchEnd::Finished),
-        Some(code) if code == i32::from(STOPPED) => Ok(TorchEnd::Interrupted),
-        Some(code) if code == i32::from(LOCKED) => Ok(TorchEnd::Locked),
+        Some(code) if code == i32::from(EXIT_INTERRUPTED) => Ok(TorchEnd::Interrupted),
+        Some(code) if code == i32::from(EXIT_LOCKED) => Ok(TorchEnd::Locked),
         // torchrun has no exit code for a stop.
         _ if terminated => Ok(TorchEnd::Interrupted),
         Some(USAGE) => Ok(TorchEnd::Usage),
