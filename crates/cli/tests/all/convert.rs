@@ -114,7 +114,7 @@ fn models_are_not_saved_over_runs_or_other_files() {
         termwise(&[&own[..], &["--calibration-length", "96", "--calibration-contexts", "2", "--quiet"]].concat()).assert()
     };
     convert(&at("model")).success();
-    convert(&other).failure().stderr(contains("is not empty").and(contains("--overwrite")));
+    convert(&other).failure().stderr(contains("contains a model").and(contains("--overwrite")));
     convert(&at("model")).success();
     for file in ["run/settings.toml", "run/metrics.jsonl", "run/checkpoints/step-00000010/manifest.json", "notes/a"] {
         assert_eq!(fs::read_to_string(folder.path().join(file)).expect("kept"), "mine", "{file}");

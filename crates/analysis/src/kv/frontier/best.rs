@@ -208,6 +208,7 @@ mod tests {
     use super::super::Point;
     use super::*;
     use crate::kv::meter::Sums;
+    use termwise_report::Documented;
 
     fn frontier(of: &[(&str, u64, &[f64])]) -> Frontier {
         let points = of.iter().map(|(method, keys, rises)| {
@@ -248,6 +249,9 @@ mod tests {
         );
         let last = of(256).expect("a saving");
         assert_eq!((last.share, last.bound), (0.0, Some(Bound::AtLeast)));
+        // At the largest budget the other method would need more than was measured: neither a share nor an interval is printed.
+        let page = Frontier { savings: found.clone(), ..measured }.document().to_markdown_without_figures();
+        assert!(page.contains("| window per head | window | 256 | not measured: needs larger budgets |"), "{page}");
         assert_eq!(bytes_at(&[(64.0, 0.4), (256.0, 0.2)], 0.5), Some((64.0, Some(Bound::AtMost))));
     }
 }

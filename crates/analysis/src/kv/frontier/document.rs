@@ -106,17 +106,21 @@ impl Frontier {
         let mut savings = Table::new(title, ["method", "against", "keys", "bytes saved", "95 % interval"]);
         let percent = |share: f64| format!("{:.1} %", 100.0 * share);
         for found in &self.savings {
-            let bound = match found.bound {
-                Some(Bound::AtLeast) => "at least ",
-                Some(Bound::AtMost) => "at most ",
-                None => "",
+            let saved = match found.bound {
+                // Its loss is lower than that of the other method at every budget, the largest of which is no larger.
+                Some(Bound::AtLeast) if found.share < 0.005 => "not measured: needs larger budgets".to_owned(),
+                Some(Bound::AtLeast) => format!("at least {}", percent(found.share)),
+                Some(Bound::AtMost) => format!("at most {}", percent(found.share)),
+                None => percent(found.share),
             };
+            // Draws are clipped to the measured budgets, so a bound has no interval.
+            let interval = found.interval.filter(|_| found.bound.is_none());
             savings.rows.push(vec![
                 Cell::text(&found.a),
                 Cell::text(&found.b),
                 Cell::count(found.keys),
-                Cell::text(format!("{bound}{}", percent(found.share))),
-                Cell::maybe(found.interval, |(low, high)| Cell::text(format!("{} … {}", percent(low), percent(high)))),
+                Cell::text(saved),
+                Cell::maybe(interval, |(low, high)| Cell::text(format!("{} … {}", percent(low), percent(high)))),
             ]);
         }
         let mut kinds = Table::new("Memory of uniform methods", ["method", "keys", "per KV head"]);
