@@ -34,6 +34,8 @@ LENGTH, PROMPT = 2048, 1536
 RATIOS = (0.5, 0.25, 0.125, 0.0625)
 #: `termwise kv frontier` reads at most this many tokens of a text; so does this program, and both measure the same contexts.
 MOST_TOKENS = 1 << 20
+#: The first one that the tokenizer has separates documents.
+SEPARATORS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>")
 #: Bits per value of a block of 32 values with a 16-bit scale.
 Q8 = 8.5
 
@@ -58,8 +60,10 @@ def presses(names):
 
 
 def contexts(tokenizer, path, count):
-    """Contexts spread over the text."""
-    ids = torch.tensor(tokenizer.encode(pathlib.Path(path).read_text(errors="replace"), add_special_tokens=False).ids)
+    """Contexts spread over the text, which starts with the separator of documents: the same as those of `termwise kv frontier`."""
+    separator = next((token for token in map(tokenizer.token_to_id, SEPARATORS) if token is not None), None)
+    ids = tokenizer.encode(pathlib.Path(path).read_text(errors="replace"), add_special_tokens=False).ids
+    ids = torch.tensor(ids if separator is None else [separator, *ids])
     available = min(len(ids), MOST_TOKENS) // LENGTH
     if available < count:
         raise SystemExit(f"error: {path} has {available} contexts of {LENGTH} tokens; {count} are required")
