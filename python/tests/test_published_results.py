@@ -178,6 +178,26 @@ def test_losses_on_novels():
     assert every.keys() - states.keys() <= orders.keys(), "a variant is in neither table"
 
 
+def test_losses_with_the_delta_rule():
+    saved = results("text-delta/results.json")
+    (experiment,) = saved["experiments"]
+    failed_runs = [run for run in saved["runs"] if run["status"] == "failed" and not run.get("tuning")]
+    failures = [(run["attention"].removesuffix(" conv=off"), run["seed"]) for run in failed_runs]
+    variants = {variant["name"]: variant for variant in experiment["tasks"][0]["variants"]}
+    table, seen = rows("docs/results-text.md", "| attention | no decay, no delta rule |"), set()
+    for row, (*cells, state) in table.items():
+        order, _, dimension = row.partition(", ")
+        for cell, rules in zip(cells, ["", ", delta", ", decay", ", delta, decay"], strict=True):
+            name = row if row == "softmax" else f"{order}{rules}, unit keys{dimension and f', {dimension}'}"
+            if cell:
+                seeds = {seed for seed, _ in variants[name]["numbers"]}
+                is_failed = any(attention == variants[name]["attention"] and seed not in seeds for attention, seed in failures)
+                failed = " (one seed failed)" if is_failed else ""
+                assert (cell, state) == (mean(variants[name]) + failed, size(variants[name]["state_bytes"])), name
+                seen.add(name)
+    assert seen == variants.keys()
+
+
 def test_verdict_counts():
     """The counts of the generated pages, which another test compares with the result files."""
     for page, generated in [("docs/results-laptop.md", "laptop"), ("docs/results-write-rules.md", "second-half")]:

@@ -281,14 +281,13 @@ def test_variants_are_copied_and_pickled():
         assert pickle.loads(pickle.dumps(variant)) == copy.deepcopy(variant) == copy.copy(variant) == variant
 
 
-def test_the_torch_engine_breaks_the_graph_of_the_compiler_once():
+def test_the_torch_engine_breaks_the_graph_of_the_compiler():
     """The reason is in docs/python.md: its backward pass calls autograd. Without fullgraph it works."""
     module = Attention(16, 2, variant="taylor=0..2 norm=rms", engine="torch")
     x = torch.randn(1, 9, 16, requires_grad=True)
     with pytest.raises(torch._dynamo.exc.Unsupported):
         torch.compile(module, backend="aot_eager", fullgraph=True)(x)
     torch._dynamo.reset()
-    assert torch._dynamo.explain(module)(x).graph_break_count == 1
     expected = module(x)
     compiled = torch.compile(module, backend="aot_eager")
     y = compiled(x)
