@@ -240,7 +240,7 @@ impl Learner for TorchLearner {
     }
 
     fn measures_together(&self) -> bool {
-        self.call(|object| object.getattr("spread")?.extract()).unwrap_or(false)
+        self.call(|object| object.getattr("sharded")?.extract()).unwrap_or(false)
     }
 
     fn operations(&self, settings: &Settings) -> f64 {
