@@ -512,6 +512,13 @@ def test_static_caches_are_exact(kind, prompt, ids):
             model.generate(ids, cache_implementation="static", **options)
 
 
+def test_a_text_beyond_a_static_cache_is_refused(ids):
+    model = hf.use(made("llama"), None)
+    cache = transformers.StaticCache(config=model.config, max_cache_len=8)
+    with pytest.raises(ValueError, match="room for 8 positions, and the text has 12: use a larger cache"), torch.no_grad():
+        model(input_ids=ids[:1, :12], past_key_values=cache)
+
+
 def test_models_of_termwise_refuse_static_caches(saved, ids):
     _, model = saved
     model.generation_config.pad_token_id, model.generation_config.eos_token_id = 0, None
