@@ -281,6 +281,25 @@ def test_variants_are_copied_and_pickled():
         assert pickle.loads(pickle.dumps(variant)) == copy.deepcopy(variant) == copy.copy(variant) == variant
 
 
+def test_a_state_of_another_layer_is_refused():
+    """Its own variant and RoPE would be used, and those of the call would have no effect."""
+    q, k, v = torch.randn(3, 2, 9, 2, 8)
+    _, state = attention(q, k, v, "taylor=0..2", rope=100.0, output_final_state=True)
+    attention(q, k, v, "taylor=0..2", rope=100.0, initial_state=state)
+    for variant, rope in [("taylor=0..4", 100.0), ("taylor=0..2", 200.0), ("taylor=0..2", None)]:
+        with pytest.raises(ValueError, match="initial_state is one of Layer"):
+            attention(q, k, v, variant, rope=rope, initial_state=state)
+    with pytest.raises(TypeError, match="must be a termwise.State, found str"):
+        attention(q, k, v, initial_state="file")
+
+
+def test_forward_mode_is_refused():
+    """The operators have no forward-mode derivative, and PyTorch would return zeros."""
+    x = torch.randn(1, 3, 1, 4)
+    with pytest.raises(ValueError, match="forward-mode derivatives are not supported"):
+        torch.func.jvp(lambda q: attention(q, x, x), (x,), (x,))
+
+
 def test_the_torch_engine_breaks_the_graph_of_the_compiler():
     """The reason is in docs/python.md: its backward pass calls autograd. Without fullgraph it works."""
     module = Attention(16, 2, variant="taylor=0..2 norm=rms", engine="torch")

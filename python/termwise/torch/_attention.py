@@ -10,6 +10,7 @@ from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 
 from .._attention import PAD, Layer, State, Variants, _layer, _warn_nonpositive
 from .._core import Variant
@@ -339,6 +340,8 @@ def attention(
     here = q.device.type in ("cpu", "meta")
     if engine in ("fused", "reference") and not here:
         raise InputError(f"q is on {q.device}, and engine={engine!r} computes on the CPU: use engine='torch', or move tensors with .cpu()")
+    if not torch.compiler.is_compiling() and any(forward_ad.unpack_dual(x).tangent is not None for x in (q, k, v, *values)):
+        raise InputError("forward-mode derivatives are not supported: use reverse mode, such as torch.autograd.grad")
     if 0 in q.shape[:2]:
         # An empty output that has a gradient.
         return v.repeat_interleave(q.shape[2] // k.shape[2], 2) + 0 * (q.sum() + k.sum() + sum(x.sum() for x in values))
@@ -353,7 +356,15 @@ def attention(
 @torch.compiler.disable
 def _continue(key: tuple[Any, ...], x: tuple[Tensor, ...], extras: Mapping[str, Tensor], lengths: Tensor | None, state: State | None) -> tuple[Tensor, State]:
     """The outputs after a state, and the state after them, computed on the CPU in float32."""
-    state = _find(*key).state(x[0].shape[0]) if state is None else state.copy()
+    layer = _find(*key)
+    if state is None:
+        state = layer.state(x[0].shape[0])
+    elif not isinstance(state, State):
+        raise TypeError(f"initial_state must be a termwise.State, found {type(state).__name__}")
+    elif repr(state.layer) != repr(layer):
+        raise InputError(f"initial_state is one of {state.layer!r}, and this call needs one of {layer!r}")
+    else:
+        state = state.copy()
     arrays = [t.detach().float().cpu().numpy() for t in x]
     own = {name: t.detach().float().cpu().numpy() for name, t in extras.items()}
     y = state.extend(*arrays, lengths=None if lengths is None else lengths.tolist(), mode="auto", **own)
