@@ -40,7 +40,7 @@ pub enum Error {
         source: Box<toml::de::Error>,
     },
     /// An unknown setting.
-    #[error("{place} has the unknown key `{key}`{}", suggestion.as_ref().map_or("; `termwise train --help` lists all".into(), |s| format!("; did you mean `{s}`?")))]
+    #[error("unknown key `{key}` in {place}{}", suggestion.as_ref().map_or("; `termwise train --help` lists all".into(), |s| format!("; did you mean `{s}`?")))]
     UnknownSetting {
         /// The file or other origin.
         place: String,
