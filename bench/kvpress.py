@@ -64,7 +64,7 @@ def contexts(tokenizer, path, count):
     separator = next((token for token in map(tokenizer.token_to_id, SEPARATORS) if token is not None), None)
     ids = tokenizer.encode(pathlib.Path(path).read_text(errors="replace"), add_special_tokens=False).ids
     ids = torch.tensor(ids if separator is None else [separator, *ids])
-    available = min(len(ids), MOST_TOKENS) // LENGTH
+    available = (min(len(ids), MOST_TOKENS) - 1) // LENGTH
     if available < count:
         raise SystemExit(f"error: {path} has {available} contexts of {LENGTH} tokens; {count} are required")
     return [ids[i * available // count * LENGTH :][:LENGTH] for i in range(count)]
@@ -116,13 +116,42 @@ def prefill(model, ids, wanted):
 @torch.no_grad()
 def after_prompt(model, ids, layers, q8):
     """Logits of the positions after the prompt with these keys and values, and the bytes of the kept keys and values."""
-    cache, elements = DynamicCache(), 0
+    cache, elements, masks = DynamicCache(), 0, []
+    positions = torch.arange(PROMPT, LENGTH - 1)[None]
     for index, (keys, values) in enumerate(layers):
         elements += keys.numel() + values.numel()
         cache.update(round_q8(keys) if q8 else keys, round_q8(values) if q8 else values, index)
-    positions = torch.arange(PROMPT, LENGTH - 1)[None]
-    logits = model(input_ids=ids[None, PROMPT:-1], past_key_values=cache, position_ids=positions, cache_position=positions[0]).logits[0]
+        kept, count = keys.shape[2], positions.shape[1]
+        masks.append(torch.full((1, 1, count, kept + count), -torch.inf).triu(kept + 1))
+
+    # The model makes one mask for all layers, from positions: it would show later tokens behind a shortened cache.
+    def masked(module, args, kwargs):
+        return args, {**kwargs, "attention_mask": masks[module.layer_idx]}
+
+    hooks = [layer.self_attn.register_forward_pre_hook(masked, with_kwargs=True) for layer in model.model.layers]
+    try:
+        logits = model(input_ids=ids[None, PROMPT:-1], past_key_values=cache, position_ids=positions, cache_position=positions[0]).logits[0]
+    finally:
+        for hook in hooks:
+            hook.remove()
     return logits, math.ceil(elements * (Q8 if q8 else 16) / 8)
+
+
+def check_causal(model, ids):
+    """With all keys kept, the loss is that of the original, and a token changes no earlier prediction, also with half of the keys."""
+    cache = DynamicCache()
+    original = torch.log_softmax(model(input_ids=ids[None, :-1], logits_to_keep=LENGTH - 1 - PROMPT).logits[0], -1)
+    model(input_ids=ids[None, :PROMPT], past_key_values=cache, logits_to_keep=1)
+    layers = [(layer.keys.clone(), layer.values.clone()) for layer in cache.layers]
+    whole, _ = after_prompt(model, ids, layers, False)
+    error = (torch.log_softmax(whole, -1) - original).abs().max().item()
+    half = [(keys[:, :, ::2], values[:, :, ::2]) for keys, values in layers]
+    changed = ids.clone()
+    changed[-100:] = ids[:100]
+    before, after = (after_prompt(model, one, half, False)[0][:-100] for one in (ids, changed))
+    leak = (before - after).abs().max().item()
+    if max(error, leak) > 1e-2:
+        raise SystemExit(f"error: with all keys kept, log-probabilities differ by {error:.3g}; later tokens change earlier logits by {leak:.3g}")
 
 
 def interval(values):
@@ -184,6 +213,8 @@ def main():
 
     ours = {}
     texts = {name: contexts(tokenizer, path, options.contexts) for name, path in (text.split("=", 1) for text in options.text)}
+    with torch.no_grad():
+        check_causal(model, next(iter(texts.values()))[0])
     for index in range(options.contexts):
         for name, all_ids in texts.items():
             ids = all_ids[index]
