@@ -32,7 +32,8 @@ from transformers.utils.logging import disable_progress_bar
 LENGTH, PROMPT = 2048, 1536
 #: Shares of the 16-bit cache of a whole context.
 RATIOS = (0.5, 0.25, 0.125, 0.0625)
-#: `termwise kv frontier` reads at most this many tokens of a text; so does this program, and both measure the same contexts.
+#: Like `termwise kv frontier`, this program reads at most this many tokens of a text. Both measure the same contexts of shorter texts; compare
+#: the losses of the original before pairing contexts of longer ones.
 MOST_TOKENS = 1 << 20
 #: The first one that the tokenizer has separates documents.
 SEPARATORS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>")

@@ -160,6 +160,41 @@ def test_loss_increase_on_unseen_texts():
             assert cells[-len(columns) :] == [f"{values[column]:.3f}" for column in columns], label
 
 
+def last_positions(method: str, contexts: int) -> dict[tuple[str, int], float]:
+    """Loss increase at positions from 1,536 of the first contexts of each unseen text."""
+    points = [point for point in results("kv/unseen.json")["points"] if point["method"] == method]
+    return {(point["text"], number): rise(context[-1:]) for point in points for number, context in enumerate(point["contexts"][:contexts])}
+
+
+def test_comparison_with_kvpress():
+    saved = results("kv/kvpress.json")["rows"]
+    contexts = 1 + max(row["context"] for row in saved)
+    own = last_positions("all kinds per head", contexts)
+    # Contexts are the same if the losses of the original, computed by PyTorch and by termwise, agree.
+    points = results("kv/unseen.json")["points"]
+    original = {(point["text"], number): context[-1]["original"] / 511 for point in points for number, context in enumerate(point["contexts"])}
+    same = {place for row in saved if abs(row["original"] - original[place := (row["text"], row["context"])]) < 1e-3}
+    assert sorted(own.keys() - same) == [("python", 1), ("python", 2), ("python", 3)]
+    own = {place: value for place, value in own.items() if place in same}
+    quantile = 2.179  # of Student's t with 12 degrees of freedom
+    table = rows("docs/results-kv-memory.md", "| method | 5.9 MB | 2.9 MB |")
+    assert {row["method"] for row in saved} < table.keys() and len(table) == 15
+    for label, (large, small, difference) in table.items():
+        if label.startswith(("termwise, ", "**termwise, ")):
+            name = label.strip("*").removeprefix("termwise, ")
+            values, expected_large = last_positions(METHODS.get(name, "all kinds per head"), contexts), ""
+            values = {place: value for place, value in values.items() if place in same}
+        else:
+            chosen = [row for row in saved if row["method"] == label and (row["text"], row["context"]) in same]
+            by_ratio = {ratio: {(row["text"], row["context"]): row["rise"] for row in chosen if row["ratio"] == ratio} for ratio in (0.0625, 0.125)}
+            values, expected_large = by_ratio[0.0625], f"{statistics.mean(by_ratio[0.125].values()):.3f}"
+        assert (large, small) == (expected_large, f"{statistics.mean(values.values()):.3f}"), label
+        if difference:
+            paired = [own[place] - values[place] for place in own]
+            middle, half = statistics.mean(paired), quantile * statistics.stdev(paired) / math.sqrt(len(paired))
+            assert difference == f"{middle - half:+.3f} to {middle + half:+.3f}".replace("-", "−"), label
+
+
 def generated(section: str) -> dict[str, list[str]]:
     """Loss, state and learning rate of each variant in one section of the generated page."""
     page = (ROOT / "docs/results/text/results.md").read_text()
