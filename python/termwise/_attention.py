@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import numpy as np
 
@@ -51,7 +51,22 @@ class Extra:
         return (batch, time, *self.shape) if self.logits else self.shape
 
 
-class Layer:
+class _Immutable:
+    """A copy is the object itself, and a pickle has the call that makes it."""
+
+    _rebuild: tuple[Any, ...]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return self._rebuild
+
+    def __copy__(self) -> Self:
+        return self
+
+    def __deepcopy__(self, _: Any) -> Self:
+        return self
+
+
+class Layer(_Immutable):
     """An attention layer: variants, sizes and RoPE, checked and planned once. It can be used from several threads at once, copied and pickled.
 
     Parameters
@@ -94,7 +109,7 @@ class Layer:
         self.rope = rope
         key = _key(variant)
         self._core = _core.Layer([key] if isinstance(key, (str, Variant)) else list(key), heads, self.kv_heads, dim, self.value_dim, rope)
-        self._rebuild: tuple[Any, ...] = (_make_layer, (key, heads, self.kv_heads, dim, self.value_dim, rope))
+        self._rebuild = (_make_layer, (key, heads, self.kv_heads, dim, self.value_dim, rope))
         self._read_extras()
         _warn_of_variants(self)
 
@@ -109,16 +124,6 @@ class Layer:
         layer.heads, layer.kv_heads, layer.dim, layer.value_dim = layer._core.sizes
         layer._read_extras()
         return layer
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return self._rebuild
-
-    def __copy__(self) -> Layer:
-        return self
-
-    def __deepcopy__(self, _: Any) -> Layer:
-        # Layers are immutable.
-        return self
 
     def _read_extras(self) -> None:
         specs = self._core.extras

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 import numpy as np
 
 from . import _core
-from ._attention import VariantLike, _sizes
+from ._attention import VariantLike, _Immutable, _sizes
 from ._commands import Path, Texts, _run, _texts
 from ._core import Variant
 from ._errors import InputError
@@ -81,7 +81,7 @@ class GenerationError(InputError):
         return type(self), (self.texts, self.errors)
 
 
-class Model:
+class Model(_Immutable):
     """A model and its tokenizer, computed in float32 on the CPU. Made by :func:`load`.
 
     It is immutable. A pickle contains its folder, not its weights.
@@ -98,15 +98,6 @@ class Model:
     def _changed(self, method: str, argument: Any) -> Model:
         """The model that a method of the extension returns."""
         return Model(getattr(self._core, method)(argument), (Model._changed, (self, method, argument)))
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return self._rebuild
-
-    def __copy__(self) -> Model:
-        return self
-
-    def __deepcopy__(self, _: Any) -> Model:
-        return self
 
     @property
     def folder(self) -> pathlib.Path:
