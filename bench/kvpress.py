@@ -32,9 +32,8 @@ from transformers.utils.logging import disable_progress_bar
 LENGTH, PROMPT = 2048, 1536
 #: Shares of the 16-bit cache of a whole context.
 RATIOS = (0.5, 0.25, 0.125, 0.0625)
-#: Like `termwise kv frontier`, this program reads at most this many tokens of a text. Both measure the same contexts of shorter texts; compare
-#: the losses of the original before pairing contexts of longer ones.
-MOST_TOKENS = 1 << 20
+#: Like `termwise kv frontier`, this program reads at most this many tokens of a text.
+MOST_TOKENS = 1 << 22
 #: The first one that the tokenizer has separates documents.
 SEPARATORS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>")
 #: Bits per value of a block of 32 values with a 16-bit scale.
