@@ -1,4 +1,7 @@
 //! Output error of each KV head with each kind of memory: W_o·(y' − y), computed by the engine from the original model's activations.
+//!
+//! Errors are summed over the second half of each context. In the first half, large memories are not full yet, so a mean over all positions would
+//! underestimate their errors in long texts.
 
 use std::sync::atomic::AtomicBool;
 
@@ -50,12 +53,13 @@ fn grams(model: &Model, layer: usize) -> Result<Vec<f32>, Error> {
 /// Stride between evaluated positions; an error is an average over thousands.
 const STRIDE: usize = 4;
 
-/// Σ_t δᵀMδ of the columns of each KV head in rows [T, H·d], over every STRIDE-th row.
+/// Σ_t δᵀMδ of the columns of each KV head in rows [T, H·d], over every STRIDE-th row of the second half.
 fn squares(delta: &[f32], width: usize, gram: &[f32], w: usize) -> Vec<f64> {
+    let second_half = &delta[delta.len() / width / 2 * width..];
     gram.par_chunks_exact(w * w)
         .enumerate()
         .map(|(kv_head, m)| {
-            let rows = delta.chunks_exact(width).skip(STRIDE - 1).step_by(STRIDE).map(|row| &row[kv_head * w..][..w]);
+            let rows = second_half.chunks_exact(width).skip(STRIDE - 1).step_by(STRIDE).map(|row| &row[kv_head * w..][..w]);
             rows.map(|own| m.chunks_exact(w).zip(own).map(|(line, &x)| f64::from(x * dot(line, own))).sum::<f64>()).sum()
         })
         .collect()
@@ -85,7 +89,8 @@ pub fn measure(
     let config = &model.config;
     let (layers, h, g, d) = (config.num_hidden_layers, config.num_attention_heads, config.num_key_value_heads, config.head_dim);
     let (width, w) = (h * d, d * (h / g));
-    let key = |context: &[u32], layer: usize, kind: &Kind| digest(&format!("error {identity} {context:?} {layer} {kind:?}"));
+    let key =
+        |context: &[u32], layer: usize, kind: &Kind| digest(&format!("error in the second half {identity} {context:?} {layer} {kind:?}"));
     let mut values = vec![0.0; layers * g * kinds.len()];
     let mut missing: Vec<Vec<u32>> = Vec::new();
     // A value for each KV head.
@@ -129,4 +134,22 @@ pub fn measure(
         }
     }
     Ok(Errors { kinds: kinds.to_vec(), values })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_the_second_half_of_a_context_counts() {
+        let (width, w, time) = (4, 2, 32);
+        // δᵀMδ of each of two KV heads with M = diag(1, 2).
+        let gram = [1.0, 0.0, 0.0, 2.0, 1.0, 0.0, 0.0, 2.0];
+        let mut delta = vec![0.0; time * width];
+        delta[..time / 2 * width].fill(7.0);
+        assert_eq!(squares(&delta, width, &gram, w), [0.0, 0.0]);
+        delta[time / 2 * width..].chunks_exact_mut(width).for_each(|row| row.copy_from_slice(&[1.0, 1.0, 0.0, 3.0]));
+        let rows = (time / 2 / STRIDE) as f64;
+        assert_eq!(squares(&delta, width, &gram, w), [3.0 * rows, 18.0 * rows]);
+    }
 }
