@@ -41,7 +41,8 @@ Q8 = 8.5
 
 
 def presses(names):
-    """The presses by name; AdaKV presses are excluded, because they mask keys instead of freeing them."""
+    """The presses by name. Excluded: presses that mask keys instead of freeing them (AdaKV, KVzip, DMS and others), that need downloads, training or
+    a question, and wrappers."""
     import kvpress as k
 
     known = {
@@ -54,6 +55,11 @@ def presses(names):
         "KeyDiff": lambda r: k.KeyDiffPress(compression_ratio=r),
         "Knorm": lambda r: k.KnormPress(compression_ratio=r),
         "LagKV": lambda r: k.LagKVPress(compression_ratio=r),
+        "NonCausalAttn": lambda r: k.NonCausalAttnPress(compression_ratio=r),
+        "Compactor": lambda r: k.CompactorPress(compression_ratio=r),
+        "CriticalKV": lambda r: k.CriticalKVPress(k.SnapKVPress(compression_ratio=r)),
+        "EntropyGatedChunkKV": lambda r: k.EntropyGatedChunkKVPress(k.SnapKVPress(compression_ratio=r)),
+        "KVCompose": lambda r: k.KVComposePress(structured=True, compression_ratio=r),
     }
     for name in names or [*known, "StreamingLLM+q8", "SnapKV+q8"]:
         yield name, known[name.removesuffix("+q8")], name.endswith("+q8")
@@ -90,14 +96,19 @@ def round_q8(x):
 
 @torch.no_grad()
 def prefill(model, ids, wanted):
-    """Full attention over the prompt, once for all presses: the logits of its last position, and per key of `wanted` the compressed keys and
-    values of each layer. A press compresses a layer after its attention, so it does not change the prefill itself."""
+    """Full attention over the prompt, once for all presses: per key of `wanted` the compressed keys and values of each layer. A press compresses
+    a layer after its attention, so it does not change the prefill itself."""
+    import kvpress as k
+
     caches = {key: [] for key in wanted}
+    # Presses with random sketches; a resumed run must draw the same.
+    torch.manual_seed(0)
 
     def compress(module, _, kwargs, output):
         layer = kwargs["past_key_values"].layers[module.layer_idx]
         for key, press in wanted.items():
-            caches[key].append(press.compress(module, kwargs["hidden_states"], layer.keys, layer.values, output[1], kwargs))
+            weights = None if isinstance(press, k.EntropyGatedChunkKVPress) else output[1]
+            caches[key].append(press.compress(module, kwargs["hidden_states"], layer.keys, layer.values, weights, kwargs))
 
     hooks = []
     for press in wanted.values():
@@ -111,6 +122,15 @@ def prefill(model, ids, wanted):
         for hook in hooks:
             hook.remove()
     return caches
+
+
+@torch.no_grad()
+def prefill_twice(model, ids, press):
+    """The compressed keys and values of a press that reads the prompt twice."""
+    cache = DynamicCache()
+    with press(model):
+        model(input_ids=ids[None, :PROMPT], past_key_values=cache, logits_to_keep=1)
+    return [(layer.keys, layer.values) for layer in cache.layers]
 
 
 @torch.no_grad()
@@ -238,7 +258,10 @@ def main():
                 logits = torch.from_numpy(own.logits(ids[:-1].tolist())[0, PROMPT:].copy())
                 size = json.loads((pathlib.Path(folder) / "kv_memory.json").read_text())["bytes"]
                 keep("termwise", ratio, name, index, size, measures(logits, reference, targets))
-            caches = prefill(model, ids, {key: press for key, (press, _) in wanted.items()}) if wanted else {}
+            twice = [key for key in wanted if key[0] == "KVCompose"]
+            once = {key: press for key, (press, _) in wanted.items() if key not in twice}
+            caches = prefill(model, ids, once) if once else {}
+            caches |= {key: prefill_twice(model, ids, wanted[key][0]) for key in twice}
             for key, (_, q8) in wanted.items():
                 logits, size = after_prompt(model, ids, caches.pop(key), q8)
                 keep(*key, name, index, size, measures(logits, reference, targets))
