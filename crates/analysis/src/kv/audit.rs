@@ -154,7 +154,7 @@ fn without(variant: &Variant, part: &str) -> Option<Variant> {
     match part {
         "sinks" => variant.sinks.map(|_| own.with_sinks(None)),
         "windows" => variant.window.filter(|window| *window > 1).map(|_| own.with_window(1)),
-        "heavy hitters" => variant.chosen.map(|_| own.with_chosen(None)),
+        "heavy hitters" => variant.heavy_hitters.map(|_| own.with_heavy_hitters(None)),
         "quantization" => variant.bits.map(|_| own.with_bits(None)),
         _ => None,
     }

@@ -33,7 +33,8 @@ pub struct Share {
     /// Of the window.
     pub window: Option<f64>,
     /// Of heavy hitters.
-    pub chosen: Option<f64>,
+    #[serde(alias = "chosen")]
+    pub heavy_hitters: Option<f64>,
 }
 
 /// One layer with its inputs; the values are replaced.
@@ -101,7 +102,7 @@ fn of_layer(seen: &ObservedAttention, scratch: &Scratch) -> Result<Vec<Share>, E
         head,
         sinks: share(head, 0),
         window: share(head, 1),
-        chosen: share(head, 2),
+        heavy_hitters: share(head, 2),
     });
     Ok(found.collect())
 }
@@ -111,7 +112,7 @@ fn has(variant: &Variant, part: usize) -> bool {
     match part {
         0 => variant.sinks.is_some(),
         1 => variant.window.is_some(),
-        _ => variant.chosen.is_some(),
+        _ => variant.heavy_hitters.is_some(),
     }
 }
 
@@ -157,7 +158,7 @@ pub struct IdleRemoval {
 impl Contribution {
     /// One entry for each part that some head has.
     pub fn all(shares: &[Share]) -> Vec<Contribution> {
-        let of = |part: usize| shares.iter().filter_map(move |share| Some((share, [share.sinks, share.window, share.chosen][part]?)));
+        let of = |part: usize| shares.iter().filter_map(move |share| Some((share, [share.sinks, share.window, share.heavy_hitters][part]?)));
         let parts = PARTS.into_iter().enumerate().filter(|(part, _)| of(*part).next().is_some());
         let one = |(part, name)| {
             let heads = of(part).count();
