@@ -157,6 +157,10 @@ fn edited_records_and_removed_parts_are_refused() {
         let error = refused(text.replace(&from, &to));
         assert!(error.contains("kv_memory.json was edited"), "{error}");
     }
+    // The field names of earlier builds, with the same checksum.
+    assert!(text.contains("\"heavy_hitters\""));
+    std::fs::write(&path, text.replace("\"heavy_hitters\"", "\"chosen\"")).expect("a file");
+    assert_eq!(Record::read(folder.path()).expect("a record"), Some(record));
     std::fs::remove_file(&path).expect("removed");
     assert_eq!(Record::read(folder.path()).expect("no record"), None);
     // The record of an earlier build.
@@ -302,24 +306,44 @@ fn with_sink_token(blind: usize, sharp: f32, value: f32) -> (Model, Vec<Vec<u32>
     (model, contexts)
 }
 
-#[test]
-fn ignored_parts_are_found() {
+/// Failed checks and shares of sinks per head, of a conversion of `faulty` against `original`.
+fn with_window(original: &Model, faulty: &Model, contexts: &[Vec<u32>]) -> (Vec<String>, Vec<f64>, String) {
     let kind = Kind::window(24);
-    let found = |(model, contexts): (Model, Vec<Vec<u32>>)| {
-        let converted = converted(&model, kind);
-        let found = check_on(&contexts, &model, &converted, Some(&record_of(&model, &converted, kind)), &mut nothing);
-        let shares: Vec<f64> = found.shares.iter().filter_map(|share| share.sinks).collect();
-        (failed(&found).into_iter().map(str::to_owned).collect::<Vec<_>>(), shares, format!("{:#?}", found.checks))
-    };
-    // Three of four heads have scores so large that sinks get no attention. The fourth uses them.
-    let (failed, shares, checks) = found(with_sink_token(3, 40.0, 1.0));
+    let converted = converted(faulty, kind);
+    let found = check_on(contexts, original, &converted, Some(&record_of(faulty, &converted, kind)), &mut nothing);
+    let shares = found.shares.iter().filter_map(|share| share.sinks).collect();
+    (failed(&found).into_iter().map(str::to_owned).collect(), shares, format!("{:#?}", found.checks))
+}
+
+#[test]
+fn sinks_without_contribution_are_found() {
+    let (original, contexts) = with_sink_token(0, 1.0, 8.0);
+    let (failed, shares, checks) = with_window(&original, &original, &contexts);
+    assert!(failed.is_empty() && shares.iter().all(|share| *share > 1e-2), "{shares:?} {checks}");
+    // In three of four heads, and in all heads, scores are so large that sinks get no attention.
+    for blind in [3, 4] {
+        let (faulty, _) = with_sink_token(blind, 40.0, 8.0);
+        let (failed, shares, checks) = with_window(&original, &faulty, &contexts);
+        assert!(shares[..blind].iter().all(|share| *share < 1e-3), "{shares:?}");
+        let found = |name: &str| failed.iter().any(|failed| failed == name);
+        assert!(found("contribution of sinks") && found("effect of sinks") == (blind == 4), "{checks}");
+    }
+}
+
+#[test]
+fn keys_that_the_original_ignores_need_no_contribution() {
+    // Three of four heads of the original ignore its sinks. The fourth uses them.
+    let (model, contexts) = with_sink_token(3, 40.0, 8.0);
+    let (failed, shares, checks) = with_window(&model, &model, &contexts);
     assert!(shares[..3].iter().all(|share| *share < 1e-3) && shares[3] > 1e-2, "{shares:?}");
-    assert_eq!(failed, ["contribution of sinks"], "{checks}");
-    // No head uses them.
-    let (failed, _, checks) = found(with_sink_token(4, 40.0, 1.0));
-    assert_eq!(failed, ["contribution of sinks", "effect of sinks"], "{checks}");
+    assert_eq!(failed, [""; 0], "{checks}");
+    // No head uses them: they are a waste of memory.
+    let (model, contexts) = with_sink_token(4, 40.0, 8.0);
+    let (failed, _, checks) = with_window(&model, &model, &contexts);
+    assert_eq!(failed, ["effect of sinks"], "{checks}");
     // Sinks without values act through the denominator only, in all heads: their share is zero and their effect is not.
-    let (failed, shares, checks) = found(with_sink_token(4, 1.0, 0.0));
+    let (model, contexts) = with_sink_token(4, 1.0, 0.0);
+    let (failed, shares, checks) = with_window(&model, &model, &contexts);
     assert!(shares.iter().all(|share| *share < 1e-3), "{shares:?}");
     assert_eq!(failed, [""; 0], "{checks}");
 }
