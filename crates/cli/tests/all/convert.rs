@@ -98,11 +98,13 @@ fn every_command_accepts_the_folder_of_a_conversion() {
     };
     assert_eq!(bytes("500"), bytes("1500"));
     assert!(bytes("500") <= 6000);
-    // A spectrum needs the scores of all keys.
-    termwise(&[&["spectrum", &small][..], &text].concat())
-        .assert()
-        .code(2)
-        .stderr(contains("fixed-size KV memory").and(contains("name the original model")));
+    // Spectra and truncation need the scores of all keys.
+    for command in [&["spectrum", &small][..], &["truncate", &small, "--orders", "2", "--no-map", "--no-plan"]] {
+        termwise(&[command, &text].concat())
+            .assert()
+            .code(2)
+            .stderr(contains("fixed-size KV memory").and(contains("name the original model")));
+    }
 }
 
 #[test]
