@@ -179,8 +179,18 @@ impl Contribution {
             "{:.1} % of the outputs of {heads} heads on average; of {used} heads whose original uses these keys, {idle} take less than 0.1 %",
             100.0 * mean
         );
-        let rule = "the original uses keys from which it takes 1 % or more of a head's output; at least half of these heads take 0.1 % or more from them";
-        Check::new(&format!("contribution of {name}"), rule, found, (*used > 0).then_some(2 * idle <= *used))
+        // The original also attends to evicted keys, so few heavy hitters may have a small share in some heads.
+        let (rule, least) = if *name == PARTS[2] {
+            (
+                "of the heads whose original takes 1 % or more of its output from keys outside the window, at least one takes 0.1 % or more from them",
+                1,
+            )
+        } else {
+            let rule =
+                "of the heads whose original takes 1 % or more of its output from these keys, at least half take 0.1 % or more from them";
+            (rule, used.div_ceil(2))
+        };
+        Check::new(&format!("contribution of {name}"), rule, found, (*used > 0).then_some(used - idle >= least))
     }
 }
 
@@ -201,14 +211,15 @@ mod tests {
         };
         assert_eq!(verdicts(&used, &used), [Some(true); 3]);
         for part in 0..3 {
+            let least = if part == 2 { 4 } else { 3 };
             let mut faulty = [[0.3, 0.4, 0.3]; 4];
-            faulty[..3].iter_mut().for_each(|parts| parts[part] = 1e-5);
+            faulty[..least - 1].iter_mut().for_each(|parts| parts[part] = 1e-5);
+            assert_eq!(verdicts(&of(faulty), &used), [Some(true); 3]);
+            faulty[least - 1][part] = 1e-5;
             let mut expected = [Some(true); 3];
             expected[part] = Some(false);
             assert_eq!(verdicts(&of(faulty), &used), expected);
             // The original does not use these keys either.
-            expected[part] = Some(true);
-            assert_eq!(verdicts(&of(faulty), &of(faulty)), expected);
             faulty[3][part] = 1e-5;
             expected[part] = None;
             assert_eq!(verdicts(&of(faulty), &of(faulty)), expected);
