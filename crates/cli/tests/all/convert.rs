@@ -99,7 +99,9 @@ fn every_command_accepts_the_folder_of_a_conversion() {
     assert_eq!(bytes("500"), bytes("1500"));
     assert!(bytes("500") <= 6000);
     // Spectra and truncation need the scores of all keys.
-    for command in [&["spectrum", &small][..], &["truncate", &small, "--orders", "2", "--no-map", "--no-plan"]] {
+    for command in
+        [&["spectrum", &small][..], &["truncate", &small, "--orders", "2", "--no-map", "--no-plan", "--length", "8", "--batch", "2"]]
+    {
         termwise(&[command, &text].concat())
             .assert()
             .code(2)
