@@ -106,8 +106,22 @@ class Hoarding(DynamicLayer):
         return super().update(key_states, value_states, *args, **kwargs)
 
 
+class Late(DynamicLayer):
+    """Evicts at the end of the prompt: until then it has all keys."""
+
+    def update(self, key_states, value_states, *args, **kwargs):
+        keys, values = super().update(key_states, value_states, *args, **kwargs)
+        self.tokens = getattr(self, "tokens", 0) + key_states.shape[-2]
+        if self.tokens >= LENGTH:
+            self.keys, self.values = self.keys[..., -WINDOW:, :].clone(), self.values[..., -WINDOW:, :].clone()
+        return keys, values
+
+    def get_seq_length(self):
+        return getattr(self, "tokens", 0)
+
+
 class Careless(DynamicLayer):
-    """Stores only the last key of each chunk twice: single tokens are right, chunks are not."""
+    """Stores the keys of each chunk in another order: single tokens are correct, chunks are not."""
 
     def update(self, key_states, value_states, *args, **kwargs):
         if key_states.shape[-2] > 1:
@@ -146,6 +160,13 @@ def test_faults_are_found(model, ids, layer, name):
     found = hf.audit_cache(model, lambda: cache_of(layer, model), ids, tokens=LENGTH, chunk=16, budget=budget)
     assert name in failed(found), str(found)
     assert "FAILED" in str(found)
+
+
+def test_a_budget_that_is_exceeded_during_the_prompt_is_found(model, ids):
+    budget = 2 * 2 * 2 * 32 * 4 * WINDOW
+    found = hf.audit_cache(model, lambda: cache_of(Late, model), ids, tokens=LENGTH, chunk=16, budget=budget)
+    assert found.bytes[-1] <= budget < max(found.bytes)
+    assert failed(found) == ["budget"], str(found)
 
 
 def test_bad_arguments_are_refused(model, ids):

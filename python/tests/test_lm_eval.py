@@ -66,6 +66,20 @@ doc_to_target: "{{choices[0]}}"
 generation_kwargs: {until: ["."], max_gen_toks: 8, do_sample: false}
 metric_list: [{metric: exact_match, aggregation: mean, higher_is_better: true}]
 """
+# The last word of a passage, as in LAMBADA.
+LAST_WORD = """
+task: stories_last_word
+dataset_path: json
+dataset_kwargs: {data_files: {test: DATA}}
+test_split: test
+output_type: loglikelihood
+doc_to_text: "{{text.split(' ')[:-1]|join(' ')}}"
+doc_to_target: "{{' ' + text.split(' ')[-1]}}"
+target_delimiter: ""
+metric_list:
+  - {metric: perplexity, aggregation: perplexity, higher_is_better: false}
+  - {metric: acc, aggregation: mean, higher_is_better: true}
+"""
 
 
 @pytest.fixture(scope="module", params=["taylor=0..2", "softmax window=16 sinks=2", "softmax window=6 sinks=2 chosen=4 bits=8,4"])
@@ -135,3 +149,38 @@ def test_text_is_written_with_states(evaluated):
             ids.append(int(native.logits(ids)[0, -1].argmax()))
         expected = harness.tokenizer.decode(ids[start:], skip_special_tokens=True).split(".")[0]
         assert sample["resps"][0][0].strip() == expected.strip()
+
+
+def test_last_words_are_scored_through_the_memory_of_a_conversion(stories, book, tmp_path):
+    """Passages are longer than the memory: log probabilities are those of the bounded memory, and not those of the original."""
+    counts = {"contexts": 1, "length": 128, "calibration_contexts": 1, "calibration_length": 128}
+    termwise.convert(stories, book, keys=24, save=tmp_path / "small", cache=tmp_path / "cache", progress=False, **counts)
+    passages = [" ".join(story.split()[:90]) for story in book.read_text()[:40_000].split("<|endoftext|>") if len(story.split()) >= 90][:4]
+    assert len(passages) == 4
+    (tmp_path / "passages.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in passages))
+    (tmp_path / "tasks").mkdir()
+    (tmp_path / "tasks" / "last_word.yaml").write_text(LAST_WORD.replace("DATA", str(tmp_path / "passages.jsonl")))
+    tokenizer = transformers.AutoTokenizer.from_pretrained(stories, bos_token="<s>", eos_token="</s>", pad_token="<unk>")
+    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "small").eval()
+    os.environ["HF_HOME"] = str(tmp_path / "home")
+    harness = HFLM(pretrained=model, tokenizer=tokenizer, batch_size=2, max_length=256, device="cpu")
+    found = lm_eval.simple_evaluate(
+        model=harness,
+        tasks=["stories_last_word"],
+        task_manager=TaskManager(include_path=str(tmp_path / "tasks"), include_defaults=False),
+        bootstrap_iters=0,
+        log_samples=True,
+        cache_requests=False,
+    )
+    bounded, original = termwise.load(tmp_path / "small"), termwise.load(stories)
+    changes, sums = [], 0.0
+    for sample in found["samples"]["stories_last_word"]:
+        context, word = passages[sample["doc_id"]].rsplit(" ", 1)
+        ids = harness._encode_pair(context, " " + word)
+        assert len(ids[0]) > 64
+        [[(score, _)]] = sample["resps"]
+        assert abs(float(score) - log_probability(bounded, *ids)) < 1e-3, (context, word)
+        changes.append(abs(float(score) - log_probability(original, *ids)))
+        sums += float(score)
+    assert len(changes) == 4 and max(changes) > 1e-2
+    assert abs(found["results"]["stories_last_word"]["perplexity,none"] - np.exp(-sums / 4)) < 1e-3 * np.exp(-sums / 4)

@@ -301,6 +301,13 @@ fn answer(question: &Question, text: &GeneratedText, document: u64) -> Option<Re
     Some(RecallAnswer { document, key: question.key.clone(), stated: question.answer.clone(), generated })
 }
 
+/// Tokens after which all windows and heavy hitters are full; `None` if no head has a window.
+fn full_at(config: &Config) -> Option<usize> {
+    let heads = (0..config.num_hidden_layers).flat_map(|layer| config.heads(layer));
+    let keys = |head: Variant| Some(head.window? + head.sinks.unwrap_or(0) + head.heavy_hitters.map_or(0, |hitters| hitters.keys));
+    heads.filter_map(keys).max()
+}
+
 /// Token counts, speed, memory and truncation bound.
 fn notes(stats: GenerationStats, config: &Config, constant: bool, memory: MemoryPolicy) -> Vec<String> {
     let GenerationStats { failed, state_bytes, switched_layers: switched, position, largest_score, .. } = stats;
@@ -310,11 +317,11 @@ fn notes(stats: GenerationStats, config: &Config, constant: bool, memory: Memory
         _ => format!(" at {} tokens/s", thousands((tokens as f64 / time.as_secs_f64().max(1e-9)).round() as u64)),
     };
     let constant = constant || switched == config.num_hidden_layers;
-    let windowed = (0..config.num_hidden_layers).any(|layer| config.heads(layer).iter().any(|variant| variant.window.is_some()));
-    let kind = match (constant, windowed) {
-        (true, true) => "which grows until windows are full",
-        (true, false) => "a state of constant size",
-        (false, _) => "keys and values",
+    let kind = match (constant, full_at(config)) {
+        (true, Some(full)) if position >= full => format!("constant from token {} on", thousands(full)),
+        (true, Some(full)) => format!("which grows until token {}", thousands(full)),
+        (true, None) => "a state of constant size".to_owned(),
+        (false, _) => "keys and values".to_owned(),
     };
     let mut text = if failed > 0 { format!("{} failed; ", counted(failed, "prompt")) } else { String::new() };
     let _ = write!(text, "{} read{}", counted(stats.prompt_tokens, "token"), rate(stats.prompt_tokens, stats.prefill_time));

@@ -261,6 +261,12 @@ pub enum Error {
         /// The first names.
         names: Vec<String>,
     },
+    /// A conversion to fixed-size KV memory by an earlier build, with calibrated key ranges.
+    #[error(
+        "tensor `{0}` is a calibrated key range of fixed-size KV memory, which was removed; the last commit that supports it is e9b2d07; convert the original \
+         model again"
+    )]
+    EarlierKvMemory(String),
     /// A tensor with an unsupported type.
     #[error("tensor `{name}` has type {found}, expected {expected}")]
     TensorType {

@@ -56,10 +56,10 @@ impl HeadSums {
             let mut sorted = weights[far.clone()].to_vec();
             sorted.sort_by(|a, b| b.total_cmp(a));
             let all: f64 = sorted.iter().sum();
-            let mut held = 0.0;
+            let mut covered = 0.0;
             let count = sorted.iter().take_while(|w| {
-                let before = held;
-                held += **w;
+                let before = covered;
+                covered += **w;
                 before < 0.5 * all
             });
             self.half += count.count() as f64 / n;
@@ -90,8 +90,8 @@ pub struct HeadFacts {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub kl: Option<f64>,
     /// The loss increase, in nats per token.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub rise: Option<f64>,
+    #[serde(default, alias = "rise", skip_serializing_if = "Option::is_none")]
+    pub loss_increase: Option<f64>,
     /// Share of recalled facts beyond that window, among those that the original recalls.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub recall: Option<f64>,
@@ -146,7 +146,7 @@ impl Atlas {
                 far_largest: sums.largest / far,
                 half_of_far: sums.half / far,
                 kl: None,
-                rise: None,
+                loss_increase: None,
                 recall: None,
             }
         });
@@ -170,7 +170,7 @@ impl Atlas {
         let unit = |head: &HeadFacts| head.layer * g + head.head / (h / g);
         for head in &mut self.heads {
             let removal = removals[unit(head)];
-            (head.kl, head.rise) = (Some(removal.kl), Some(removal.rise));
+            (head.kl, head.loss_increase) = (Some(removal.kl), Some(removal.loss_increase));
         }
         let Some((mut facts, recalls)) = recall else { return Ok(()) };
         progress(0, recalls.heads as u64, "recall of the original");
@@ -243,27 +243,34 @@ impl Documented for Atlas {
         let mut facts = vec![
             ("model".to_owned(), self.model.clone()),
             ("text".to_owned(), format!("{}; {contexts} contexts of {length} tokens", self.data.join(", "))),
-            ("far".to_owned(), format!("all keys but the first {sinks} and the last {near}")),
+            ("far keys".to_owned(), format!("all keys except the first {sinks} and the last {near}")),
             (
-                "median head".to_owned(),
+                "median attention".to_owned(),
                 format!(
-                    "{:.3} of its attention on far keys, {:.3} on the first; mean distance {:.0} tokens; far scores have a standard deviation of {:.2}, their largest is {:.1} above their mean, and half of the far mass is on {:.1} % of the far keys",
-                    self.median(|head| head.far_mass),
-                    self.median(|head| head.sink_mass),
-                    self.median(|head| head.look_back),
+                    "{:.1} % on far keys, {:.1} % on the first keys, at a mean distance of {:.0} tokens",
+                    100.0 * self.median(|head| head.far_mass),
+                    100.0 * self.median(|head| head.sink_mass),
+                    self.median(|head| head.look_back)
+                ),
+            ),
+            (
+                "median scores".to_owned(),
+                format!(
+                    "standard deviation {:.2} over far keys, largest {:.1} above the mean; {:.1} % of the far keys get half of the attention on far keys",
                     self.median(|head| head.far_spread),
                     self.median(|head| head.far_largest),
-                    100.0 * self.median(|head| head.half_of_far),
+                    100.0 * self.median(|head| head.half_of_far)
                 ),
             ),
         ];
         if self.heads.iter().any(|head| head.kl.is_some()) {
-            let text = format!("its KV head keeps the first {sinks} and the last {PROBE} keys: KL and loss increase, nats per token");
+            let text =
+                format!("KL and loss increase in nats per token if one KV head keeps only the first {sinks} and the last {PROBE} keys");
             facts.push(("removal of a head".to_owned(), text));
         }
         if self.facts > 0 {
             let text = format!(
-                "share of {} facts, {RECALL_DISTANCE} tokens back and recalled by the original, that are recalled without the memory of a KV head",
+                "share of {} facts recalled without the memory of a KV head, at a distance of {RECALL_DISTANCE} tokens; the original recalls all of them",
                 self.facts
             );
             facts.push(("recall".to_owned(), text));
@@ -274,8 +281,8 @@ impl Documented for Atlas {
             self.map("Spread of far scores", Shade::Linear, |head| Some(head.far_spread)).into(),
         ];
         if self.heads.iter().any(|head| head.kl.is_some()) {
-            panels.push(self.map("KL when the KV head keeps a short window", Shade::Linear, |head| head.kl).into());
-            panels.push(self.map("Loss increase", Shade::Linear, |head| head.rise).into());
+            panels.push(self.map("KL without the memory of the KV head", Shade::Linear, |head| head.kl).into());
+            panels.push(self.map("Loss increase", Shade::Linear, |head| head.loss_increase).into());
         }
         if self.heads.iter().any(|head| head.recall.is_some()) {
             panels.push(self.map("Facts recalled without the memory of the KV head", Shade::Linear, |head| head.recall).into());
@@ -306,7 +313,7 @@ impl Documented for Atlas {
                 Cell::Number(head.far_largest, 1),
                 Cell::Number(head.half_of_far, 3),
                 Cell::maybe(head.kl, |kl| Cell::Number(kl, 5)),
-                Cell::maybe(head.rise, |rise| Cell::Number(rise, 5)),
+                Cell::maybe(head.loss_increase, |increase| Cell::Number(increase, 5)),
                 Cell::maybe(head.recall, |recall| Cell::Number(recall, 2)),
             ]);
         }

@@ -3,7 +3,7 @@
 //! ```text
 //! record       variants and bytes equal the record
 //! agreement    reference formula, full-sequence forward, prefill in chunks and token-by-token decoding agree
-//! shares       contributions of sinks, window and heavy hitters to each head's output
+//! shares       contributions of sinks, window and heavy hitters to each head's output, next to the original's use of the same keys
 //! parts        predictions without each of these, compared with the original's
 //! generation   loss of the original on greedy continuations
 //! recall       facts at distances within and beyond the window, by generation
@@ -32,8 +32,8 @@ use crate::kv::{Error, ProgressFn};
 pub use crate::kv::recall::Recall;
 pub use generation::Generation;
 pub(crate) use generation::continuation;
+use shares::Contribution;
 pub use shares::Share;
-use shares::{Contribution, IdleRemoval};
 
 /// Smallest KL in nats per token that counts as a change of predictions.
 const MIN_KL: f64 = 1e-6;
@@ -129,15 +129,10 @@ pub struct Options<'a> {
 
 /// The variants of all heads after a change, and the number of changed heads.
 fn changed(config: &Config, change: impl Fn(&Variant) -> Option<Variant>) -> (AttentionMap, usize) {
-    changed_heads(config, |_, own| change(own))
-}
-
-/// As [`changed`], by layer and head.
-fn changed_heads(config: &Config, change: impl Fn((usize, usize), &Variant) -> Option<Variant>) -> (AttentionMap, usize) {
     let (mut map, mut count) = (config.attention.clone(), 0);
     for layer in 0..config.num_hidden_layers {
         for (head, own) in config.heads(layer).iter().enumerate() {
-            if let Some(other) = change((layer, head), own) {
+            if let Some(other) = change(own) {
                 map.set_head(layer, head, other);
                 count += 1;
             }
@@ -154,7 +149,7 @@ fn without(variant: &Variant, part: &str) -> Option<Variant> {
     match part {
         "sinks" => variant.sinks.map(|_| own.with_sinks(None)),
         "windows" => variant.window.filter(|window| *window > 1).map(|_| own.with_window(1)),
-        "heavy hitters" => variant.chosen.map(|_| own.with_chosen(None)),
+        "heavy hitters" => variant.heavy_hitters.map(|_| own.with_heavy_hitters(None)),
         "quantization" => variant.bits.map(|_| own.with_bits(None)),
         _ => None,
     }
@@ -175,22 +170,22 @@ pub fn audit(
     let Options { record, tokenizer, facts, tokens, between } = options;
     let mut audit = Audit { contexts: contexts.len(), length: first.len(), layers: model.config.num_hidden_layers, ..Audit::default() };
     let had = PARTS.iter().filter(|part| changed(&model.config, |variant| without(variant, part)).1 > 0).count();
-    let asked = if tokenizer.is_some() { recall::distances(first.len()).len() * 2 } else { 0 };
-    let all = (4 + contexts.len() * (had + 2) + asked) as u64;
+    let recall_steps = if tokenizer.is_some() { recall::distances(first.len()).len() * 2 } else { 0 };
+    let all = (4 + contexts.len() * (had + 2) + recall_steps) as u64;
     let mut done = 0;
-    let mut step = |what: &str| -> Result<(), Error> {
-        progress(done, all, what);
+    let mut step = |stage: &str| -> Result<(), Error> {
+        progress(done, all, stage);
         done += 1;
         if stop.load(Ordering::Relaxed) { Err(Error::Stopped) } else { Ok(()) }
     };
     audit.checks.push(same_weights(model, original));
     audit.checks.push(recorded(model, record));
     step("reference formula")?;
-    let (uncoded, coded) = changed(&model.config, |variant| without(variant, "quantization"));
-    let uncoded = (coded > 0).then(|| smaller(model, uncoded)).transpose()?;
+    let (unquantized, quantized) = changed(&model.config, |variant| without(variant, "quantization"));
+    let unquantized = (quantized > 0).then(|| smaller(model, unquantized)).transpose()?;
     let full_sequence_logits = agreement::full_sequence_logits(model, first)?;
-    let limit = agreement::Limit::new(uncoded.as_ref(), first, &full_sequence_logits)?;
-    drop(uncoded);
+    let limit = agreement::Limit::new(unquantized.as_ref(), first, &full_sequence_logits)?;
+    drop(unquantized);
     audit.checks.push(agreement::formula(model, model, first, limit)?);
     step("token by token")?;
     let (checks, bytes) = agreement::tokens(model, first, &full_sequence_logits, limit, between)?;
@@ -205,9 +200,10 @@ pub fn audit(
     }
     step("contributions to the outputs")?;
     drop(full_sequence_logits);
-    audit.shares = shares::measure(model, first)?;
-    let contributions = Contribution::all(&audit.shares);
-    let mut idle_sums = vec![(Sums::default(), Sums::default()); contributions.len()];
+    audit.shares = shares::measure(model, &model.config, first)?;
+    let of_original = shares::measure(original, &model.config, first)?;
+    let contributions = Contribution::all(&audit.shares, &of_original);
+    audit.checks.extend(contributions.iter().map(Contribution::check));
 
     // Each part removed, on every context.
     let (mut sums, mut own) = (vec![(Sums::default(), Sums::default()); PARTS.len()], Sums::default());
@@ -236,19 +232,9 @@ pub fn audit(
             sums[at].0.add(&whole(&reference.compare(&without)?));
             sums[at].1.add(&whole(&converted.compare(&without)?));
         }
-        for (contribution, sums) in contributions.iter().zip(&mut idle_sums).filter(|(contribution, _)| contribution.needs_removal()) {
-            let idle = |place, own: &Variant| contribution.idle.contains(&place).then(|| without(own, contribution.name())).flatten();
-            let without = smaller(model, changed_heads(&model.config, idle).0)?;
-            sums.0.add(&whole(&reference.compare(&without)?));
-            sums.1.add(&whole(&converted.compare(&without)?));
-        }
     }
     let mean = |sum: f64| sum / own.count.max(1) as f64;
     (audit.original, audit.loss, audit.kl) = (mean(own.original), mean(own.loss), own.mean_kl());
-    for (contribution, (from_original, from_own)) in contributions.iter().zip(&idle_sums) {
-        let removal = IdleRemoval { kl: audit.kl, without: from_original.mean_kl(), change: from_own.mean_kl() };
-        audit.checks.push(contribution.check(contribution.needs_removal().then_some(&removal)));
-    }
     for ((name, (from_original, from_own)), heads) in PARTS.iter().zip(&sums).zip(counts).filter(|(_, heads)| *heads > 0) {
         let part = Part {
             name: (*name).into(),
@@ -293,8 +279,8 @@ pub fn audit(
         Err(error) => return Err(error),
     }
     if let Some(tokenizer) = tokenizer {
-        let mut asked = Facts::new(tokenizer, contexts, first.len(), facts);
-        audit.checks.push(match asked.ask(&mut recall::decoder(original)?, &mut recall::decoder(model)?, &mut step) {
+        let mut questions = Facts::new(tokenizer, contexts, first.len(), facts);
+        audit.checks.push(match questions.ask(&mut recall::decoder(original)?, &mut recall::decoder(model)?, &mut step) {
             Ok(found) => {
                 audit.recall = found;
                 recall::check(&audit.recall, recall::smallest_window(&model.config))
@@ -336,10 +322,10 @@ fn recorded(model: &Model, record: Option<&Record>) -> Check {
     let other = record.other_heads(model);
     let found = match other.first() {
         None => "every head has the recorded memory".to_owned(),
-        Some((layer, head, said, own)) => {
+        Some((layer, head, recorded, own)) => {
             let or_none = |variant: &str| if variant.is_empty() { "no such head".to_owned() } else { format!("`{variant}`") };
-            let (own, said) = (or_none(own), or_none(said));
-            format!("{} heads differ from the record; the first is layer {layer}, head {head}: {own}, recorded {said}", other.len())
+            let (own, recorded) = (or_none(own), or_none(recorded));
+            format!("{} heads differ from the record; the first is layer {layer}, head {head}: {own}, recorded {recorded}", other.len())
         }
     };
     Check::new(name, rule, found, Some(other.is_empty()))

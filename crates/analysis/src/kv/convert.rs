@@ -132,7 +132,7 @@ impl Prepared {
         let mut kinds: Vec<Kind> = vec![Kind::window(PROBE)];
         // Heavy hitters that hold a whole context have the error of the window of that size, with more bytes.
         let longest = texts.error_contexts().iter().map(Vec::len).max().unwrap_or(0);
-        let useful = |family: &Family, size: usize| !family.chosen || size < longest;
+        let useful = |family: &Family, size: usize| !family.heavy_hitters || size < longest;
         kinds.extend(families.iter().flat_map(|family| SIZES.into_iter().filter(|&size| useful(family, size)).map(|size| family.of(size))));
         let mut seen = std::collections::HashSet::new();
         kinds.retain(|kind| seen.insert(*kind));
@@ -162,7 +162,7 @@ impl Prepared {
         let (h, g) = (model.config.num_attention_heads, model.config.num_key_value_heads);
         for head in &mut atlas.heads {
             let removal = self.removals.get(head.layer * g + head.head / (h / g));
-            (head.kl, head.rise) = (removal.map(|removal| removal.kl), removal.map(|removal| removal.rise));
+            (head.kl, head.loss_increase) = (removal.map(|removal| removal.kl), removal.map(|removal| removal.loss_increase));
         }
         atlas
     }
@@ -366,14 +366,20 @@ impl Documented for Conversion {
     }
 
     fn document(&self) -> Document {
-        let megabytes = |bytes: u64| format!("{:.2} MB", bytes as f64 / 1e6);
         let facts = vec![
             ("model".to_owned(), format!("{}: {} layers, {} KV heads each", self.model, self.layers, self.kv_heads)),
             ("text".to_owned(), format!("{}; calibrated on {} tokens", self.data.join(", "), thousands(self.calibration_tokens as u64))),
-            ("keeps".to_owned(), format!("{} per sequence of any length: {:.1} keys per KV head", megabytes(self.bytes), self.keys)),
-            ("full cache".to_owned(), format!("{} at {} tokens", megabytes(self.cache_bytes), thousands(self.context as u64))),
+            (
+                "memory".to_owned(),
+                format!(
+                    "{} bytes per sequence of any length, as much as {:.1} 16-bit keys and values per KV head",
+                    thousands(self.bytes),
+                    self.keys
+                ),
+            ),
+            ("16-bit KV cache".to_owned(), format!("{} bytes at {} tokens", thousands(self.cache_bytes), thousands(self.context as u64))),
         ];
-        let columns = ["text", "contexts", "length", "original", "converted", "rise", "KL"];
+        let columns = ["text", "contexts", "length", "original", "converted", "increase", "KL"];
         let mut table = Table::new("Loss on text not used for calibration or allocation, nats per token", columns);
         for found in &self.measured {
             table.rows.push(vec![
@@ -396,7 +402,7 @@ impl Documented for Conversion {
             unit: Unit::Number,
         };
         let panels = vec![
-            map("Stored keys, log2", &|kind| (kind.window as f64 + kind.chosen as f64).log2()).into(),
+            map("Stored keys, log2", &|kind| (kind.window as f64 + kind.heavy_hitters as f64).log2()).into(),
             map("Bits of keys", &|kind| f64::from(kind.key_bits)).into(),
             map("Bits of values", &|kind| f64::from(kind.value_bits)).into(),
         ];

@@ -56,14 +56,14 @@ impl Method {
 }
 
 const WINDOW: Family = Family::WINDOW;
-const HEAVY_HITTERS: Family = Family { chosen: true, ..WINDOW };
+const HEAVY_HITTERS: Family = Family { heavy_hitters: true, ..WINDOW };
 const RECENT_HEAVY_HITTERS: Family = Family { fade: true, ..HEAVY_HITTERS };
 const BITS8: Family = Family { bits: [8, 8], ..WINDOW };
 const BITS84: Family = Family { bits: [8, 4], ..WINDOW };
 const BITS4: Family = Family { bits: [4, 4], ..WINDOW };
-const BITS8_HEAVY_HITTERS: Family = Family { chosen: true, ..BITS8 };
-const BITS84_HEAVY_HITTERS: Family = Family { chosen: true, ..BITS84 };
-const BITS4_HEAVY_HITTERS: Family = Family { chosen: true, ..BITS4 };
+const BITS8_HEAVY_HITTERS: Family = Family { heavy_hitters: true, ..BITS8 };
+const BITS84_HEAVY_HITTERS: Family = Family { heavy_hitters: true, ..BITS84 };
+const BITS4_HEAVY_HITTERS: Family = Family { heavy_hitters: true, ..BITS4 };
 
 /// The families that `convert` chooses from.
 pub const ALL: &[Family] = &[WINDOW, BITS8, BITS8_HEAVY_HITTERS, BITS84, BITS84_HEAVY_HITTERS, BITS4, BITS4_HEAVY_HITTERS];

@@ -30,7 +30,7 @@ impl Journal {
     /// Opens a file for reading and appending. Incomplete lines of an interrupted program and lines of earlier builds without a checksum are measured again.
     ///
     /// # Errors
-    /// [`Error::Asked`] if a line was edited.
+    /// [`Error::Request`] if a line was edited.
     pub fn open(path: Option<&Path>) -> Result<Journal, Error> {
         let mut journal = Journal { known: HashMap::new(), file: None };
         let Some(path) = path else { return Ok(journal) };

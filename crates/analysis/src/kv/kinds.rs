@@ -1,5 +1,7 @@
 //! The kinds of memory that a KV head can have.
 
+use std::fmt;
+
 use crate::plan::count::{Attention, Sizes};
 use serde::{Deserialize, Serialize};
 use termwise_attention::Variant;
@@ -14,20 +16,31 @@ pub const SINKS: usize = 4;
 pub const FADE: usize = 64;
 
 /// A kind of memory: sinks, window and heavy hitters, and the bits in which they are stored.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Kind {
     /// Length of the window.
     pub window: usize,
     /// Number of sinks.
     pub sinks: usize,
     /// Number of heavy hitters.
-    pub chosen: usize,
+    #[serde(alias = "chosen")]
+    pub heavy_hitters: usize,
     /// Whether accumulated attention fades.
     pub fade: bool,
     /// Bits of keys: 16, 8 or 4.
     pub key_bits: u32,
     /// Bits of values: 16, 8 or 4.
     pub value_bits: u32,
+}
+
+/// Keys of journals and checksums of records contain this text, so it has the field names of the builds that wrote them.
+impl fmt::Debug for Kind {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        let Kind { window, sinks, heavy_hitters, fade, key_bits, value_bits } = self;
+        let mut fields = f.debug_struct("Kind");
+        fields.field("window", window).field("sinks", sinks).field("chosen", heavy_hitters).field("fade", fade);
+        fields.field("key_bits", key_bits).field("value_bits", value_bits).finish()
+    }
 }
 
 impl Kind {
@@ -41,12 +54,12 @@ impl Kind {
         if !is_convertible(own) {
             return Err(Error::Request(format!("`{own}` is not softmax over all keys: its memory cannot be replaced")));
         }
-        let heavy_hitters = HeavyHitters { keys: self.chosen, fade: self.fade.then_some(FADE) };
+        let heavy_hitters = HeavyHitters { keys: self.heavy_hitters, fade: self.fade.then_some(FADE) };
         let variant = own
             .clone()
             .with_window(self.window.max(1))
             .with_sinks(Some(self.sinks).filter(|&sinks| sinks > 0))
-            .with_chosen(Some(heavy_hitters).filter(|heavy_hitters| heavy_hitters.keys > 0))
+            .with_heavy_hitters(Some(heavy_hitters).filter(|heavy_hitters| heavy_hitters.keys > 0))
             .with_bits(Some(CacheBits { keys: self.key_bits, values: self.value_bits }));
         variant.validate()?;
         Ok(variant)
@@ -61,7 +74,7 @@ impl Kind {
 
     /// Description in tables.
     pub fn label(&self) -> String {
-        let heavy_hitters = match (self.chosen, self.fade) {
+        let heavy_hitters = match (self.heavy_hitters, self.fade) {
             (0, _) => String::new(),
             (keys, false) => format!(", {keys} heavy hitters"),
             (keys, true) => format!(", {keys} recent heavy hitters"),
@@ -88,7 +101,8 @@ pub fn key_bytes(d: usize) -> u64 {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Family {
     /// Whether half of the keys are heavy hitters.
-    pub chosen: bool,
+    #[serde(alias = "chosen")]
+    pub heavy_hitters: bool,
     /// Whether accumulated attention fades.
     pub fade: bool,
     /// Bits of keys and values.
@@ -97,13 +111,20 @@ pub struct Family {
 
 impl Family {
     /// A window in 16 bits.
-    pub const WINDOW: Family = Family { chosen: false, fade: false, bits: [16, 16] };
+    pub const WINDOW: Family = Family { heavy_hitters: false, fade: false, bits: [16, 16] };
 
     /// The member with this number of keys in addition to the sinks.
     pub fn of(self, keys: usize) -> Kind {
-        let chosen = if self.chosen { keys / 2 } else { 0 };
+        let heavy_hitters = if self.heavy_hitters { keys / 2 } else { 0 };
         let [key_bits, value_bits] = self.bits;
-        Kind { window: (keys - chosen).max(1), sinks: SINKS, chosen, fade: self.fade && chosen > 0, key_bits, value_bits }
+        Kind {
+            window: (keys - heavy_hitters).max(1),
+            sinks: SINKS,
+            heavy_hitters,
+            fade: self.fade && heavy_hitters > 0,
+            key_bits,
+            value_bits,
+        }
     }
 
     /// Its largest member for heads of dimension d within a byte budget; `None` if the smallest does not fit.
@@ -129,11 +150,21 @@ mod tests {
     use super::*;
 
     #[test]
+    fn kinds_of_earlier_builds_load() {
+        let text = r#"{"window": 8, "sinks": 4, "chosen": 3, "fade": true, "key_bits": 8, "value_bits": 4}"#;
+        let kind: Kind = serde_json::from_str(text).expect("a kind");
+        assert_eq!(kind, Kind { window: 8, sinks: 4, heavy_hitters: 3, fade: true, key_bits: 8, value_bits: 4 });
+        assert_eq!(format!("{kind:?}"), "Kind { window: 8, sinks: 4, chosen: 3, fade: true, key_bits: 8, value_bits: 4 }");
+        let written = serde_json::to_string(&kind).expect("JSON");
+        assert!(written.contains("\"heavy_hitters\":3") && !written.contains("chosen"), "{written}");
+    }
+
+    #[test]
     fn kinds_are_variants_within_their_budget() {
         let own = Variant::default();
         for bits in [[16, 16], [8, 8], [8, 4], [4, 4]] {
-            for (chosen, fade) in [(false, false), (true, false), (true, true)] {
-                let family = Family { chosen, fade, bits };
+            for (heavy_hitters, fade) in [(false, false), (true, false), (true, true)] {
+                let family = Family { heavy_hitters, fade, bits };
                 for keys in [1, 2, 64, 333] {
                     let kind = family.of(keys);
                     let variant = kind.variant(&own).unwrap_or_else(|error| panic!("{kind:?}: {error}"));

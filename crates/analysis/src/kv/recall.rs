@@ -182,7 +182,8 @@ impl<'a> Facts<'a> {
     }
 }
 
-const RULE: &str = "90 % of the facts that the original recalls and that are in every window are recalled; at least three such facts";
+const RULE: &str =
+    "recalls at least 90 % of the facts inside all windows, among those recalled by the original; not decided with fewer than three";
 
 /// The check if the model could not be run.
 pub fn refused(error: &termwise_model::Error) -> Check {

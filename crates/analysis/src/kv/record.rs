@@ -17,8 +17,8 @@ pub const FILE: &str = "kv_memory.json";
 /// The record of earlier builds.
 const EARLIER_FILE: &str = "conversion.json";
 /// Why conversions of earlier builds are refused.
-pub const EARLIER_BUILD: &str = "it was converted by an earlier build, with calibrated key ranges or far states, which were removed; the last commit that supports \
-                                 it is e9b2d07; convert the original model again";
+pub const EARLIER_BUILD: &str = "it was converted by an earlier build, with calibrated key ranges (last supported by commit e9b2d07) or far states (by commit \
+                                 12bd7e8); convert the original model again";
 
 /// Memory of each KV head of a converted model.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

@@ -139,8 +139,8 @@ pub fn convert(options: &ConvertOptions, monitor: &Monitor) -> Result<Conversion
     let place = measurements.as_deref();
     let prepared = Prepared::new(&model, &texts, ALL, place, stop, progress)?;
     let kinds = convert::choose(&model, &prepared, ALL, &texts, (options.budget, options.granularity), stop, progress)?;
-    let chosen: Vec<Option<Kind>> = kinds.iter().copied().map(Some).collect();
-    let mut converted = assemble(&model, &chosen)?;
+    let per_head: Vec<Option<Kind>> = kinds.iter().copied().map(Some).collect();
+    let mut converted = assemble(&model, &per_head)?;
     let mut journal = Journal::open(place.map(|folder| folder.join("evaluation.jsonl")).as_deref())?;
     let identity = digest(&format!("{} {kinds:?}", prepared.gathered.identity));
     let measured = convert::evaluate(&model, &converted, &texts, &mut journal, &identity, stop, progress)?;
@@ -163,7 +163,7 @@ pub fn convert(options: &ConvertOptions, monitor: &Monitor) -> Result<Conversion
     };
     if let Some(to) = &options.save {
         let record = Record::new(&conversion.model, &converted, &conversion.kinds, options.granularity, bytes);
-        truncate::save(&mut converted, &attention(config, &chosen)?, folder, to, true)?;
+        truncate::save(&mut converted, &attention(config, &per_head)?, folder, to, true)?;
         record.write(to)?;
     }
     Ok(conversion)

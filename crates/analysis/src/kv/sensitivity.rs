@@ -25,7 +25,7 @@ pub struct Removal {
     /// KL(original ‖ without it).
     pub kl: f64,
     /// Loss increase.
-    pub rise: f64,
+    pub loss_increase: f64,
 }
 
 /// KL and loss increase in nats per token for each KV head, on these contexts.
@@ -62,7 +62,7 @@ pub fn measure(
                 }
             };
             removal.kl += whole(&found).mean_kl() / contexts.len() as f64;
-            removal.rise += whole(&found).rise() / contexts.len() as f64;
+            removal.loss_increase += whole(&found).rise() / contexts.len() as f64;
             progress((index * units + unit + 1) as u64, (contexts.len() * units) as u64, "sensitivity of predictions to KV heads");
         }
     }

@@ -132,7 +132,7 @@ impl Attention {
             });
             let (kv_head, rope, conv, map) = (h / group.max(1), variant.rope, variant.conv.is_some(), variant.near.kernel.map());
             let exact = variant.window.map(|window| (window, variant.sinks.unwrap_or(0)));
-            let kept = (variant.chosen, variant.bits);
+            let kept = (variant.heavy_hitters, variant.bits);
             let unit = Unit { kv_head, rope, conv, map, dim: variant.near.dim, exact, kept, moments };
             let add = |list: &mut Vec<Unit>, unit: Unit| {
                 let first = !list.contains(&unit);

@@ -93,8 +93,11 @@ impl Plan {
             "memory",
             "State or KV cache",
             &[
-                ("state", &|column| if column.recurrent.is_some() { Cell::bytes(column.state_bytes) } else { Cell::Empty }),
-                ("KV cache", &|column| Cell::bytes(column.cache_bytes)),
+                // Full windows are a state of constant size, and have no other cache.
+                ("state", &|column| {
+                    if column.recurrent.is_some() || column.constant { Cell::bytes(column.state_bytes) } else { Cell::Empty }
+                }),
+                ("KV cache", &|column| if column.cache_bytes > 0 { Cell::bytes(column.cache_bytes) } else { Cell::Empty }),
             ],
         );
         let modes: [Mode; 4] = [

@@ -192,8 +192,22 @@ fn exchange(collective: &dyn Collective, meter: &mut Meter, found: &mut Vec<(usi
     Ok(())
 }
 
-/// Rejects a model without an `exp` or `taylor` kernel: it has no terms to measure.
+/// Rejects a model with heavy hitters or a quantized cache, which has no scores of evicted keys.
+pub fn check_scores(model: &Model, what: &str) -> Result<(), Error> {
+    let config = &model.config;
+    let mut heads = (0..config.num_hidden_layers).flat_map(|layer| config.heads(layer));
+    match heads.find(|head| head.inference_only().is_some()) {
+        None => Ok(()),
+        Some(head) => Err(Error::Sizes(format!(
+            "{what} needs the scores of all keys in full precision, and this model has heads with fixed-size KV memory, such as `{head}`; name the \
+             original model"
+        ))),
+    }
+}
+
+/// Rejects a model without an `exp` or `taylor` kernel, which has no terms to measure, and a model with fixed-size KV memory.
 pub fn check_kernels(model: &Model) -> Result<(), Error> {
+    check_scores(model, "a spectrum")?;
     let config = &model.config;
     let mut heads = (0..config.num_hidden_layers).flat_map(|layer| config.heads(layer));
     if heads.any(|head| matches!(head.near.kernel, Kernel::Exp(_) | Kernel::Taylor(_))) {

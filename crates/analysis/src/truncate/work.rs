@@ -13,6 +13,7 @@ use super::meter::Meter;
 use super::report::{Curve, Kept, Map, Measured, Plan, Point, Report};
 use super::text::{Split, Texts};
 use crate::Error;
+use crate::spectrum::check_scores;
 
 /// A state that amplifies rounding errors by more than this has a relative error above one percent in float32.
 const ILL_CONDITIONED: f64 = 1e5;
@@ -45,6 +46,7 @@ impl Work<'_, '_> {
     }
 
     pub fn calibrate(&mut self, settings: &Settings, orders: &[usize]) -> Result<Calibration, Error> {
+        check_scores(self.meter.model(), "truncation")?;
         self.report_progress("calibration");
         let (report, observe, done, total) = (&self.report, &mut self.observe, &mut self.done, self.total);
         let calibration = calibrate::calibrate(self.meter.model(), &self.texts.calibration, settings, &mut || {

@@ -19,7 +19,7 @@ use termwise_model::{Config, Model};
 
 use crate::support::{LENGTH, contexts, converted, model, promised};
 
-const CHOSEN: Kind = Kind { window: 12, sinks: 4, chosen: 12, fade: false, key_bits: 16, value_bits: 16 };
+const HEAVY: Kind = Kind { window: 12, sinks: 4, heavy_hitters: 12, fade: false, key_bits: 16, value_bits: 16 };
 
 fn record_of(model: &Model, converted: &Model, kind: Kind) -> Record {
     Record::new("m", converted, &[kind; 4], Granularity::Head, promised(model, kind))
@@ -65,16 +65,16 @@ fn nothing(_: usize, _: &mut Decoder) -> Result<(), Error> {
 fn healthy_models_pass() {
     let model = model();
     let window = Kind::window(24);
-    for kind in [CHOSEN, coded(CHOSEN, 8), coded(CHOSEN, 4), window, coded(window, 8)] {
+    for kind in [HEAVY, coded(HEAVY, 8), coded(HEAVY, 4), window, coded(window, 8)] {
         let healthy = converted(&model, kind);
         let record = record_of(&model, &healthy, kind);
         let found = check(&model, &healthy, Some(&record), &mut nothing);
         assert!(found.passed(), "{kind:?}: {:#?}", found.checks);
         assert_eq!(found.shares.len(), 8);
         for share in &found.shares {
-            let parts = [share.sinks, share.window, share.chosen];
+            let parts = [share.sinks, share.window, share.heavy_hitters];
             assert!((parts.iter().flatten().sum::<f64>() - 1.0).abs() < 1e-6, "{share:?}");
-            assert_eq!(share.chosen.is_some(), kind.chosen > 0);
+            assert_eq!(share.heavy_hitters.is_some(), kind.heavy_hitters > 0);
         }
         termwise_report::reads_again(&found);
         termwise_report::survives_edits(&found, 300);
@@ -93,10 +93,10 @@ fn healthy_models_pass() {
 #[test]
 fn faults_in_the_folder_are_found() {
     let model = model();
-    let healthy = converted(&model, CHOSEN);
+    let healthy = converted(&model, HEAVY);
     let folder = tempfile::tempdir().expect("a folder");
     let audited = |faulty: &Model| {
-        let record = record_of(&model, &healthy, CHOSEN);
+        let record = record_of(&model, &healthy, HEAVY);
         record.write(folder.path()).expect("a record");
         faulty.write(folder.path(), &WriteOptions::default()).expect("a model");
         let (read, record) = (Model::read(folder.path()).expect("a model"), Record::read(folder.path()).expect("a record"));
@@ -105,7 +105,7 @@ fn faults_in_the_folder_are_found() {
     assert!(audited(&healthy).passed());
 
     // A window that is one key short: all evaluations agree, and predictions hardly differ.
-    let short = converted(&model, Kind { window: 11, ..CHOSEN });
+    let short = converted(&model, Kind { window: 11, ..HEAVY });
     assert_eq!(failed(&audited(&short)), ["memory is the recorded one"]);
 
     // One weight of the original that was changed.
@@ -121,7 +121,7 @@ fn faults_in_the_folder_are_found() {
 #[test]
 fn records_are_compared_head_by_head_and_byte_by_byte() {
     let model = model();
-    let eight = coded(CHOSEN, 8);
+    let eight = coded(HEAVY, 8);
     let healthy = converted(&model, eight);
     let record = record_of(&model, &healthy, eight);
     let failed_with = |record: &Record, model: &Model, original: &Model| {
@@ -142,10 +142,10 @@ fn records_are_compared_head_by_head_and_byte_by_byte() {
 #[test]
 fn edited_records_and_removed_parts_are_refused() {
     let model = model();
-    let healthy = converted(&model, CHOSEN);
+    let healthy = converted(&model, HEAVY);
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("kv_memory.json");
-    let record = record_of(&model, &healthy, CHOSEN);
+    let record = record_of(&model, &healthy, HEAVY);
     record.write(folder.path()).expect("a record");
     assert_eq!(Record::read(folder.path()).expect("a record"), Some(record.clone()));
     let text = std::fs::read_to_string(&path).expect("text");
@@ -157,6 +157,10 @@ fn edited_records_and_removed_parts_are_refused() {
         let error = refused(text.replace(&from, &to));
         assert!(error.contains("kv_memory.json was edited"), "{error}");
     }
+    // The field names of earlier builds, with the same checksum.
+    assert!(text.contains("\"heavy_hitters\""));
+    std::fs::write(&path, text.replace("\"heavy_hitters\"", "\"chosen\"")).expect("a file");
+    assert_eq!(Record::read(folder.path()).expect("a record"), Some(record));
     std::fs::remove_file(&path).expect("removed");
     assert_eq!(Record::read(folder.path()).expect("no record"), None);
     // The record of an earlier build.
@@ -221,7 +225,7 @@ fn tampered(model: &Model, converted: &Model, record: &Record, end: &str, change
 #[test]
 fn faults_of_the_memory_are_found() {
     let model = model();
-    let kind = CHOSEN;
+    let kind = HEAVY;
     let healthy = converted(&model, kind);
     let record = record_of(&model, &healthy, kind);
     // An unchanged file with a new checksum passes.
@@ -256,9 +260,9 @@ fn faults_of_the_memory_are_found() {
 #[test]
 fn faults_of_chunked_prefill_are_found() {
     let model = model();
-    let healthy = converted(&model, CHOSEN);
+    let healthy = converted(&model, HEAVY);
     // The memory of the first 64 tokens is lost between two chunks.
-    let found = check(&model, &healthy, Some(&record_of(&model, &healthy, CHOSEN)), &mut |t, decoder| {
+    let found = check(&model, &healthy, Some(&record_of(&model, &healthy, HEAVY)), &mut |t, decoder| {
         if t == 64 {
             decoder.clear(0)?;
         }
@@ -270,9 +274,9 @@ fn faults_of_chunked_prefill_are_found() {
 #[test]
 fn invalid_logits_are_found() {
     let model = model();
-    let mut faulty = converted(&model, CHOSEN);
+    let mut faulty = converted(&model, HEAVY);
     faulty.params.get_mut("model.layers.1.mlp.down_proj.weight").expect("a weight")[3] = f32::NAN;
-    let found = check(&model, &faulty, Some(&record_of(&model, &faulty, CHOSEN)), &mut nothing);
+    let found = check(&model, &faulty, Some(&record_of(&model, &faulty, HEAVY)), &mut nothing);
     assert!(failed(&found).contains(&"predictions are finite"), "{:#?}", found.checks);
 }
 
@@ -302,24 +306,44 @@ fn with_sink_token(blind: usize, sharp: f32, value: f32) -> (Model, Vec<Vec<u32>
     (model, contexts)
 }
 
-#[test]
-fn ignored_parts_are_found() {
+/// Failed checks and shares of sinks per head, of a conversion of `faulty` against `original`.
+fn with_window(original: &Model, faulty: &Model, contexts: &[Vec<u32>]) -> (Vec<String>, Vec<f64>, String) {
     let kind = Kind::window(24);
-    let found = |(model, contexts): (Model, Vec<Vec<u32>>)| {
-        let converted = converted(&model, kind);
-        let found = check_on(&contexts, &model, &converted, Some(&record_of(&model, &converted, kind)), &mut nothing);
-        let shares: Vec<f64> = found.shares.iter().filter_map(|share| share.sinks).collect();
-        (failed(&found).into_iter().map(str::to_owned).collect::<Vec<_>>(), shares, format!("{:#?}", found.checks))
-    };
-    // Three of four heads have scores so large that sinks get no attention. The fourth uses them.
-    let (failed, shares, checks) = found(with_sink_token(3, 40.0, 1.0));
+    let converted = converted(faulty, kind);
+    let found = check_on(contexts, original, &converted, Some(&record_of(faulty, &converted, kind)), &mut nothing);
+    let shares = found.shares.iter().filter_map(|share| share.sinks).collect();
+    (failed(&found).into_iter().map(str::to_owned).collect(), shares, format!("{:#?}", found.checks))
+}
+
+#[test]
+fn sinks_without_contribution_are_found() {
+    let (original, contexts) = with_sink_token(0, 1.0, 8.0);
+    let (failed, shares, checks) = with_window(&original, &original, &contexts);
+    assert!(failed.is_empty() && shares.iter().all(|share| *share > 1e-2), "{shares:?} {checks}");
+    // In three of four heads, and in all heads, scores are so large that sinks get no attention.
+    for blind in [3, 4] {
+        let (faulty, _) = with_sink_token(blind, 40.0, 8.0);
+        let (failed, shares, checks) = with_window(&original, &faulty, &contexts);
+        assert!(shares[..blind].iter().all(|share| *share < 1e-3), "{shares:?}");
+        let found = |name: &str| failed.iter().any(|failed| failed == name);
+        assert!(found("contribution of sinks") && found("effect of sinks") == (blind == 4), "{checks}");
+    }
+}
+
+#[test]
+fn keys_that_the_original_ignores_need_no_contribution() {
+    // Three of four heads of the original ignore its sinks. The fourth uses them.
+    let (model, contexts) = with_sink_token(3, 40.0, 8.0);
+    let (failed, shares, checks) = with_window(&model, &model, &contexts);
     assert!(shares[..3].iter().all(|share| *share < 1e-3) && shares[3] > 1e-2, "{shares:?}");
-    assert_eq!(failed, ["contribution of sinks"], "{checks}");
-    // No head uses them.
-    let (failed, _, checks) = found(with_sink_token(4, 40.0, 1.0));
-    assert_eq!(failed, ["contribution of sinks", "effect of sinks"], "{checks}");
+    assert_eq!(failed, [""; 0], "{checks}");
+    // No head uses them: they are a waste of memory.
+    let (model, contexts) = with_sink_token(4, 40.0, 8.0);
+    let (failed, _, checks) = with_window(&model, &model, &contexts);
+    assert_eq!(failed, ["effect of sinks"], "{checks}");
     // Sinks without values act through the denominator only, in all heads: their share is zero and their effect is not.
-    let (failed, shares, checks) = found(with_sink_token(4, 1.0, 0.0));
+    let (model, contexts) = with_sink_token(4, 1.0, 0.0);
+    let (failed, shares, checks) = with_window(&model, &model, &contexts);
     assert!(shares.iter().all(|share| *share < 1e-3), "{shares:?}");
     assert_eq!(failed, [""; 0], "{checks}");
 }
@@ -333,7 +357,7 @@ fn quantization_without_effect_is_found() {
             model.params.get_mut(&format!("model.layers.{layer}.self_attn.{name}.weight")).expect("a weight").fill(0.0);
         }
     }
-    let kind = coded(CHOSEN, 8);
+    let kind = coded(HEAVY, 8);
     let converted = converted(&model, kind);
     let found = check(&model, &converted, Some(&record_of(&model, &converted, kind)), &mut nothing);
     for part in ["sinks", "windows", "heavy hitters", "quantization"] {

@@ -108,8 +108,8 @@ fn budgets_are_met_and_work_resumes() {
     for bytes in [4000, 6000, 8192, 10000] {
         let kinds = choose(&model, &first, ALL, &texts(Vec::new()), (Budget::Bytes(bytes), Granularity::Head), &never, &mut |_, _, _| {})
             .expect("a choice");
-        let chosen: Vec<Option<Kind>> = kinds.iter().copied().map(Some).collect();
-        let converted = assemble(&model, &chosen).expect("a model");
+        let per_head: Vec<Option<Kind>> = kinds.iter().copied().map(Some).collect();
+        let converted = assemble(&model, &per_head).expect("a model");
         let mut decoder = Decoder::new(converted, DecoderOptions::default()).expect("a decoder");
         decoder.prefill(0, &contexts(1, 3)[0]).expect("tokens");
         let kept = decoder.state_bytes(0).expect("a row") as u64;
@@ -168,8 +168,8 @@ fn budgets_of_a_frontier_that_are_too_small_are_rejected() {
         frontier::run(&model, &prepared, &texts, &options, Frontier::default(), &never, &mut |_, _, _| {}, &mut |_| {})
     };
     for methods in [&[][..], &["window"], &["8 bits + heavy hitters", "4 bits"]] {
-        let chosen = Method::named(&methods.iter().map(ToString::to_string).collect::<Vec<_>>()).expect("methods");
-        let least = Method::least_keys(&chosen, &model.config).expect("a minimum");
+        let named = Method::named(&methods.iter().map(ToString::to_string).collect::<Vec<_>>()).expect("methods");
+        let least = Method::least_keys(&named, &model.config).expect("a minimum");
         for keys in [vec![0], vec![1], vec![2], vec![24, least - 1]] {
             let error = run(keys.clone(), methods).expect_err("too small").to_string();
             assert!(error.contains(&format!("use --keys {least} or more")), "{keys:?}: {error}");
@@ -221,7 +221,7 @@ fn saved_conversions_are_validated() {
         layers: 2,
         kv_heads: 2,
         granularity: Granularity::Head,
-        kinds: vec![kind, Kind { key_bits: 8, ..kind }, Kind { chosen: 4, ..kind }, Kind { key_bits: 4, value_bits: 4, ..kind }],
+        kinds: vec![kind, Kind { key_bits: 8, ..kind }, Kind { heavy_hitters: 4, ..kind }, Kind { key_bits: 4, value_bits: 4, ..kind }],
         calibration_tokens: 16,
         measured: vec![measured],
     };

@@ -40,7 +40,7 @@ pub fn every() -> Vec<Family> {
 
 pub fn families() -> Vec<Family> {
     let mut all = ALL.to_vec();
-    all.push(Family { chosen: true, fade: true, ..Family::WINDOW });
+    all.push(Family { heavy_hitters: true, fade: true, ..Family::WINDOW });
     all
 }
 

@@ -41,7 +41,7 @@ impl CacheLayout {
         (variant.window.is_some() && finite).then(|| CacheLayout {
             distance: variant.distance(),
             plain: variant.is_pooled(),
-            heavy_hitters: variant.chosen,
+            heavy_hitters: variant.heavy_hitters,
             bits: variant.bits,
         })
     }

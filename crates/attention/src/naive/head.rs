@@ -61,7 +61,7 @@ impl<'a, R: Real> Head<'a, R> {
         let near = Branch::new(tensors, KeyRange::Near, variant.near.clone(), (&q.rotated, &k.rotated, d), channel_decay.clone());
         let far = variant.far.clone().map(|far| Branch::new(tensors, KeyRange::Far, far, (&q.rotated, &k.rotated, d), channel_decay));
         let mut near_keys = Vec::new();
-        if let Some(heavy_hitters) = variant.chosen {
+        if let Some(heavy_hitters) = variant.heavy_hitters {
             // Heads with the same KV head and variant share their cache, so the attention of all of them is accumulated.
             let group = kv_head * shape.group()..(kv_head + 1) * shape.group();
             let sharing = group.filter(|&other| layer.heads()[other] == layer.heads()[head]);

@@ -64,7 +64,7 @@ fn unsupported_part(variant: &Variant, length: usize) -> Option<&'static str> {
     [
         // A window that covers the whole sequence leaves no key to the far branch.
         (variant.far.is_some() && variant.window.is_some_and(|window| window < length), "far"),
-        (variant.chosen.is_some() && variant.window.is_some_and(|window| window < length), "chosen"),
+        (variant.heavy_hitters.is_some() && variant.window.is_some_and(|window| window < length), "chosen"),
         (variant.write.is_some(), "write"),
         (variant.decay.as_ref().is_some_and(|decay| decay.by_channel()), "decay=…,channel"),
     ]

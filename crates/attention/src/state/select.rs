@@ -64,13 +64,13 @@ mod tests {
             for t in 0..6 {
                 step(&mut state, t, &[0, 1, 2])?;
             }
-            let mut chosen = state.select(&[2, 0, 2, 1])?;
+            let mut selected = state.select(&[2, 0, 2, 1])?;
             for t in 6..9 {
-                let (all, some) = (step(&mut state, t, &[0, 1, 2])?, step(&mut chosen, t, &[2, 0, 2, 1])?);
+                let (all, some) = (step(&mut state, t, &[0, 1, 2])?, step(&mut selected, t, &[2, 0, 2, 1])?);
                 let expected: Vec<f32> = [2, 0, 2, 1].into_iter().flat_map(|row| all[row * 8..(row + 1) * 8].to_vec()).collect();
                 assert_eq!(some, expected, "{text} at {t}");
             }
-            assert_eq!((chosen.batch(), chosen.position(0)), (4, Some(9)));
+            assert_eq!((selected.batch(), selected.position(0)), (4, Some(9)));
             assert!(state.select(&[3]).is_err_and(|error| error.to_string().contains("no batch row 3")));
             assert!(state.select(&[]).is_err());
         }

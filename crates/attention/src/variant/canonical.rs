@@ -15,7 +15,7 @@ impl Variant {
         let mut v = self.clone();
         // Branches with equal score functions are one, unless each has its own tensors.
         if v.far.as_ref().is_some_and(|far| *far == v.near && far.has_no_tensors()) {
-            v.chosen = None;
+            v.heavy_hitters = None;
             (v.window, v.sinks, v.far) = (None, None, None);
         }
         if v.norm.scale_free() {

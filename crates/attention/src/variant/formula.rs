@@ -15,8 +15,8 @@ impl Variant {
             (Some(w), Some(s), None) => format!("Σ_{{t−s<{w} or s<{s}}}"),
             _ => "Σ_s".to_string(),
         };
-        let keys = match self.chosen.filter(|_| self.far.is_none()) {
-            Some(chosen) => keys.replace('}', &format!(" or among {} chosen}}", chosen.keys)),
+        let keys = match self.heavy_hitters.filter(|_| self.far.is_none()) {
+            Some(heavy_hitters) => keys.replace('}', &format!(" or among {} heavy hitters}}", heavy_hitters.keys)),
             None => keys,
         };
         let decay = if self.decay.as_ref().is_some_and(|decay| !decay.by_channel()) { "e^(c_t−c_s)·" } else { "" };

@@ -44,7 +44,7 @@ pub struct Variant {
     /// S: keys with s < S are near.
     pub sinks: Option<usize>,
     /// Keys outside the window that are kept for their accumulated attention.
-    pub chosen: Option<HeavyHitters>,
+    pub heavy_hitters: Option<HeavyHitters>,
     /// Bits of the KV cache of the window; `None` for float32.
     pub bits: Option<CacheBits>,
     /// u, the write rule.
@@ -77,7 +77,7 @@ impl Default for Variant {
             far: None,
             window: None,
             sinks: None,
-            chosen: None,
+            heavy_hitters: None,
             bits: None,
             write: None,
             denominator: Denominator::Sum(Sum::default()),
@@ -136,7 +136,7 @@ impl Variant {
         /// Replaces the number of sinks.
         with_sinks: sinks, Option<usize>;
         /// Replaces the heavy hitters.
-        with_chosen: chosen, Option<HeavyHitters>;
+        with_heavy_hitters: heavy_hitters, Option<HeavyHitters>;
         /// Replaces the bits of the KV cache.
         with_bits: bits, Option<CacheBits>;
         /// Replaces the write rule.
@@ -177,7 +177,11 @@ impl Variant {
     /// S_t: number of keys visible at position t.
     pub fn visible(&self, t: usize) -> usize {
         let behind = self.distance().far(t).len();
-        if self.far.is_some() { t + 1 } else { t + 1 - behind + behind.min(self.chosen.map_or(0, |chosen| chosen.keys)) }
+        if self.far.is_some() {
+            t + 1
+        } else {
+            t + 1 - behind + behind.min(self.heavy_hitters.map_or(0, |heavy_hitters| heavy_hitters.keys))
+        }
     }
 
     /// The rescaling that keeps rows within float32. It needs a denominator or norm that cancels the factor.
@@ -213,7 +217,7 @@ impl Variant {
 
     /// Whether positions are evaluated sequentially because eviction depends on the data.
     pub fn is_sequential(&self) -> bool {
-        self.chosen.is_some()
+        self.heavy_hitters.is_some()
     }
 
     /// Whether it has a decay per head.
@@ -317,7 +321,9 @@ impl Variant {
     pub fn state_size(&self, d: usize, e: usize) -> Option<u128> {
         let columns = e as u128 + self.denominator.sums() as u128;
         let rows = self.state_rows(d)?.saturating_mul(columns);
-        let keys = |window: usize| window as u128 + self.sinks.unwrap_or(0) as u128 + self.chosen.map_or(0, |chosen| chosen.keys) as u128;
+        let keys = |window: usize| {
+            window as u128 + self.sinks.unwrap_or(0) as u128 + self.heavy_hitters.map_or(0, |heavy_hitters| heavy_hitters.keys) as u128
+        };
         // Quantized values, counted in float32.
         let [of_key, of_value] = self.bits.map_or([32, 32], |bits| [u128::from(bits.keys), u128::from(bits.values)]);
         let exact = self.window.map_or(0, |window| {

@@ -123,8 +123,8 @@ pub static KEYS: &[Key] = &[
     Key {
         word: "chosen",
         about: "heavy hitters: outside the window, the N keys with the largest accumulated attention are near; with `fade=L` over about the last L queries; long form `heavy_hitters=N`",
-        read: |v, value, _| Some(optional(value, HeavyHitters::read).map(|chosen| v.chosen = chosen)),
-        write: |v| v.chosen.map(HeavyHitters::text),
+        read: |v, value, _| Some(optional(value, HeavyHitters::read).map(|found| v.heavy_hitters = found)),
+        write: |v| v.heavy_hitters.map(HeavyHitters::text),
         ..KEY
     },
     Key {

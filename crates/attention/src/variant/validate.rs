@@ -24,7 +24,7 @@ impl Variant {
             Some(format!("RoPE rotates pairs of coordinates and the head dimension {d} is odd; write `rope=off`"))
         } else if let Some(dim) = dim {
             Some(format!("`dim={dim}` is larger than the head dimension {d} that it projects from; write at most {d}"))
-        } else if self.chosen.is_some() && shape.group() > MAX_SHARING_HEADS {
+        } else if self.heavy_hitters.is_some() && shape.group() > MAX_SHARING_HEADS {
             Some(format!("at most {MAX_SHARING_HEADS} heads can share heavy hitters, and {} heads share a KV head", shape.group()))
         } else {
             None
@@ -43,7 +43,7 @@ impl Variant {
 
     /// The key of the part that has no backward pass; `None` if the variant can be trained.
     pub fn inference_only(&self) -> Option<&'static str> {
-        [(self.chosen.is_some(), "chosen"), (self.bits.is_some(), "bits")].into_iter().find_map(|(there, key)| there.then_some(key))
+        [(self.heavy_hitters.is_some(), "chosen"), (self.bits.is_some(), "bits")].into_iter().find_map(|(there, key)| there.then_some(key))
     }
 
     fn refuse_if(&self, reason: Option<String>) -> Result<(), Error> {
@@ -65,7 +65,7 @@ fn refusal(v: &Variant) -> Option<String> {
         (v.window.is_none() && v.sinks.is_some(), "with `sinks` alone a position would not see itself; add `window=W`"),
         (v.window.is_none() && v.far.is_some(), "without a window no key is far; add `window=W`, or use the far kernel for all keys"),
         // Eviction and quantization.
-        (v.window.is_none() && v.chosen.is_some(), "heavy hitters are kept in addition to a window; add `window=W`"),
+        (v.window.is_none() && v.heavy_hitters.is_some(), "heavy hitters are kept in addition to a window; add `window=W`"),
         (v.window.is_none() && v.bits.is_some(), "a quantized cache is the cache of a window; add `window=W`"),
         (v.bits.is_some() && v.far.is_some(), "far keys are computed from float32 keys; leave out `bits` or `far`"),
         (
@@ -73,7 +73,7 @@ fn refusal(v: &Variant) -> Option<String> {
             "heavy hitters and quantized caches need a window of unchanged keys: no features, projection, decay, input gate or `position` denominator, and a far kernel with a finite feature map, if any",
         ),
         (
-            v.chosen.is_some() && !v.near.kernel.is_exp(),
+            v.heavy_hitters.is_some() && !v.near.kernel.is_exp(),
             "heavy hitters are selected by accumulated attention weights, which only `exp` makes positive",
         ),
         // Decay per channel: one gate for each channel of the plain q and k.

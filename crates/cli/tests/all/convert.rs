@@ -79,6 +79,61 @@ fn a_budget_in_bytes_is_kept_and_audited() {
 }
 
 #[test]
+fn every_command_accepts_the_folder_of_a_conversion() {
+    let folder = folder();
+    let at = |name: &str| folder.path().join(name).display().to_string();
+    let small = at("small");
+    termwise(&["kv", "convert", &at("model"), "--data", &at("a.txt"), "--bytes", "6000", "--save", &small, "--quiet"]).assert().success();
+    let text = ["--data", &at("a.txt"), "--cache", &at("cache"), "--quiet", "--json"];
+    let found = json(&[&["eval", &small][..], &text].concat());
+    assert!(found["loss"].as_f64().is_some_and(f64::is_finite), "{found}");
+    let found = json(&["generate", &small, "--prompt", "Tom", "--max-tokens", "8", "--quiet", "--json"]);
+    assert_eq!(found["tokens"], 8, "{found}");
+    // Beyond the context of the model, 256 tokens, in constant bytes.
+    let bytes = |tokens: &str| {
+        let run = termwise(&["generate", &small, "--prompt", "Tom", "--max-tokens", tokens, "--ignore-end", "--json"]).assert().success();
+        let (printed, message) = (run.get_output().stdout.clone(), String::from_utf8_lossy(&run.get_output().stderr).into_owned());
+        assert!(message.contains("constant from token"), "{message}");
+        serde_json::from_slice::<Value>(&printed).expect("JSON")["state_bytes"].as_u64().expect("bytes")
+    };
+    assert_eq!(bytes("500"), bytes("1500"));
+    assert!(bytes("500") <= 6000);
+    // Spectra and truncation need the scores of all keys.
+    for command in
+        [&["spectrum", &small][..], &["truncate", &small, "--orders", "2", "--no-map", "--no-plan", "--length", "8", "--batch", "2"]]
+    {
+        termwise(&[command, &text].concat())
+            .assert()
+            .code(2)
+            .stderr(contains("fixed-size KV memory").and(contains("name the original model")));
+    }
+}
+
+#[test]
+fn key_ranges_of_earlier_builds_are_refused() {
+    let folder = folder();
+    let at = |name: &str| folder.path().join(name).display().to_string();
+    let path = folder.path().join("model/model.safetensors");
+    let bytes = fs::read(&path).expect("weights");
+    let (length, rest) = bytes.split_first_chunk::<8>().expect("a length");
+    let (header, data) = rest.split_at(u64::from_le_bytes(*length) as usize);
+    let mut header: Value = serde_json::from_slice(header).expect("a header");
+    let end = data.len();
+    header["model.layers.0.self_attn.codes.centre"] = serde_json::json!({"dtype": "F32", "shape": [2, 8], "data_offsets": [end, end + 64]});
+    let mut text = header.to_string();
+    text += &" ".repeat(text.len().next_multiple_of(8) - text.len());
+    fs::write(&path, [&(text.len() as u64).to_le_bytes()[..], text.as_bytes(), data, &[0; 64]].concat()).expect("written");
+    for command in [&["eval", "model"][..], &["generate", "model", "--prompt", "Tom"]] {
+        termwise(&[command, &["--quiet"]].concat())
+            .args(if command[0] == "eval" { vec!["--data".to_owned(), at("a.txt")] } else { Vec::new() })
+            .current_dir(folder.path())
+            .assert()
+            .failure()
+            .stderr(contains("calibrated key range").and(contains("e9b2d07")).and(contains("convert the original model again")));
+    }
+}
+
+#[test]
 fn models_are_not_saved_over_runs_or_other_files() {
     let folder = folder();
     let at = |name: &str| folder.path().join(name).display().to_string();

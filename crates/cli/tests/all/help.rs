@@ -50,6 +50,20 @@ fn help_of_train_lists_common_settings_with_defaults_and_help_all_lists_every_se
 }
 
 #[test]
+fn kv_commands_have_at_most_15_flags() {
+    let own = |line: &&str| {
+        let line = line.trim_start();
+        let global = ["--threads", "--color", "--help-all"].iter().any(|flag| line.starts_with(flag));
+        (line.starts_with("--") || line.starts_with("-q")) && !global
+    };
+    for command in ["convert", "frontier", "audit", "atlas"] {
+        let text = help(&["kv", command, "--help"], "100");
+        let flags = text.lines().take_while(|line| *line != "Examples:").filter(own).count();
+        assert!((8..=15).contains(&flags), "{command}: {flags} flags:\n{text}");
+    }
+}
+
+#[test]
 fn earlier_names_of_commands_and_flags_are_accepted() {
     for command in
         [&["play"][..], &["config"], &["show"], &["cut"], &["convert"], &["frontier"], &["audit"], &["atlas"], &["separation"], &["man"]]

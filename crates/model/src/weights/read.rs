@@ -215,6 +215,9 @@ impl Checkpoint {
         };
         let unexpected = self.tensors.iter().filter(|(name, at)| !expected.contains_key(name.as_str()) && !harmless(name, &at.entry));
         let unexpected: Vec<&str> = unexpected.map(|(name, _)| name.as_str()).collect();
+        if let Some(name) = unexpected.iter().find(|name| EARLIER_KV_MEMORY.iter().any(|suffix| name.ends_with(suffix))) {
+            return Err(Error::EarlierKvMemory((*name).to_owned()));
+        }
         if !unexpected.is_empty() {
             return Err(Error::UnexpectedTensors { count: unexpected.len(), names: first(&unexpected) });
         }
@@ -245,6 +248,8 @@ impl Checkpoint {
     }
 }
 
+/// Ends of the names of calibrated key ranges, which conversions of earlier builds have.
+const EARLIER_KV_MEMORY: [&str; 2] = [".codes.centre", ".codes.range"];
 /// Values per read.
 const CHUNK_LEN: usize = 1 << 18;
 const FLOATS: &str = "F32, F16, BF16 or F64";

@@ -68,7 +68,7 @@ pub enum Limit {
 }
 
 impl Limit {
-    /// `uncoded` is the model without quantization; `None` if it has none.
+    /// `unquantized` is the model without quantization; `None` if the model has no quantized cache.
     pub fn new(unquantized: Option<&Model>, ids: &[u32], expected: &[f32]) -> Result<Limit, Error> {
         let Some(unquantized) = unquantized else { return Ok(Limit::Everywhere) };
         let change = position_quantile(differences(expected, &full_sequence_logits(unquantized, ids)?, unquantized.config.vocab_size));

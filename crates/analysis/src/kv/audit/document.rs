@@ -64,7 +64,7 @@ impl Documented for Audit {
         }
         if !self.recall.is_empty() {
             let title = "Facts recalled in generated answers; the converted model is tested on facts that the original recalls";
-            let columns = ["task", "distance", "reach", "asked", "original", "converted"];
+            let columns = ["task", "distance", "reach", "questions", "original", "converted"];
             let mut table = Table::new(title, columns);
             for found in &self.recall {
                 table.rows.push(vec![
@@ -118,14 +118,14 @@ impl Audit {
             })
         };
         let panels =
-            [map("First keys", |share| share.sinks), map("Window", |share| share.window), map("Heavy hitters", |share| share.chosen)];
+            [map("Sinks", |share| share.sinks), map("Window", |share| share.window), map("Heavy hitters", |share| share.heavy_hitters)];
         let description = "Share of the sum of the norms of the parts of each head's output, under one denominator.".into();
         let figure = Figure { title: "Shares of outputs".into(), description, panels: panels.into_iter().flatten().collect() };
-        let mut table = Table::new("Shares of each head's output", ["layer", "head", "first keys", "window", "heavy hitters"]);
+        let mut table = Table::new("Shares of each head's output", ["layer", "head", "sinks", "window", "heavy hitters"]);
         for share in &self.shares {
             let cell = |value: Option<f64>| Cell::maybe(value, |value| Cell::Number(value, 3));
             let places = [Cell::count(share.layer), Cell::count(share.head)];
-            table.rows.push(places.into_iter().chain([share.sinks, share.window, share.chosen].map(cell)).collect());
+            table.rows.push(places.into_iter().chain([share.sinks, share.window, share.heavy_hitters].map(cell)).collect());
         }
         let details = Block::Details { summary: "Every head".into(), blocks: vec![Block::table("shares", table)] };
         vec![Block::figure("shares", figure), details]
