@@ -64,9 +64,23 @@ const BITS4: Family = Family { bits: [4, 4], ..WINDOW };
 const BITS8_HEAVY_HITTERS: Family = Family { heavy_hitters: true, ..BITS8 };
 const BITS84_HEAVY_HITTERS: Family = Family { heavy_hitters: true, ..BITS84 };
 const BITS4_HEAVY_HITTERS: Family = Family { heavy_hitters: true, ..BITS4 };
+const BITS8_RECENT: Family = Family { fade: true, ..BITS8_HEAVY_HITTERS };
+const BITS84_RECENT: Family = Family { fade: true, ..BITS84_HEAVY_HITTERS };
+const BITS4_RECENT: Family = Family { fade: true, ..BITS4_HEAVY_HITTERS };
 
 /// The families that `convert` chooses from.
-pub const ALL: &[Family] = &[WINDOW, BITS8, BITS8_HEAVY_HITTERS, BITS84, BITS84_HEAVY_HITTERS, BITS4, BITS4_HEAVY_HITTERS];
+pub const ALL: &[Family] = &[
+    WINDOW,
+    BITS8,
+    BITS8_HEAVY_HITTERS,
+    BITS8_RECENT,
+    BITS84,
+    BITS84_HEAVY_HITTERS,
+    BITS84_RECENT,
+    BITS4,
+    BITS4_HEAVY_HITTERS,
+    BITS4_RECENT,
+];
 
 /// The methods, single techniques first.
 pub const METHODS: &[Method] = &[
