@@ -943,6 +943,19 @@ fn a_report_on_mqar_starts_with_the_seeds_that_solve_it_and_errors_by_bytes() {
     assert!(shares.contains(&("Taylor orders 0..p", 0.0)), "{shares:?}");
 }
 
+#[test]
+fn holm_corrects_within_each_experiment() {
+    let file = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/results/text/results.json");
+    let results = Results::read(&file).unwrap_or_else(|error| panic!("{error}"));
+    let tested = results.distinct().len() as f64;
+    let (_, _, claim) = results.claims().find(|(_, _, claim)| claim.text.starts_with("full softmax is better")).expect("a claim");
+    // It has the largest p-value of its experiment, so the correction leaves it as it is; over both experiments it would not.
+    let p = claim.decision.p.expect("a p-value");
+    assert_eq!((claim.decision.verdict, claim.decision.corrected), (Verdict::Contradicted, Some(Verdict::Contradicted)));
+    let smaller = results.claims().filter(|(_, _, other)| other.decision.p.is_some_and(|other| other < p)).count() as f64;
+    assert!(p <= 0.05 && p * (tested - smaller) > 0.05, "p = {p}, {smaller} of {tested} are smaller");
+}
+
 fn all(scale: Scale) -> Declared {
     declared(scale, &[], &[])
 }
