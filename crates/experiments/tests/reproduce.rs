@@ -911,8 +911,8 @@ fn a_report_on_text_starts_with_two_sentences_and_a_figure_whichever_experiment_
     let (answer, name, figure, caption) = start(Id::Tokenization);
     assert_eq!((name.as_str(), figure.charts().count()), ("gap", 2));
     // A gap of one nat per token of two bytes.
-    assert!(answer.contains("minus that of softmax is 0.500 nats per byte (bytes), 0.500 nats per byte (BPE-260)."), "{answer}");
-    assert!(answer.contains("That of orders 0..2 minus that of softmax is 0.250 nats per byte"), "{answer}");
+    assert!(answer.contains("minus that of softmax is 0.500 (bytes), 0.500 (BPE-260) nats per byte."), "{answer}");
+    assert!(answer.contains("That of orders 0..2 minus that of softmax is 0.250 (bytes), 0.250 (BPE-260) nats per byte."), "{answer}");
     for chart in figure.charts() {
         assert!(chart.y.label.ends_with("nats per byte") && chart.title.ends_with("2.00 bytes per token"), "{chart:?}");
         let lines = chart.layers.iter().filter_map(|layer| if let Layer::Line(line) = layer { Some(line) } else { None });

@@ -405,12 +405,13 @@ fn gap_at_the_end(results: &Results) -> Option<String> {
         let gap = |task: &TaskOutcome| {
             let (_, unit, bytes) = tokenization(task, results);
             let gap = (metric(task, name)?.mean - metric(task, SOFTMAX)?.mean) / bytes;
-            let sign = if gap < 0.0 { "−" } else { "" };
-            Some((format!("{sign}{:.3} {unit} ({})", gap.abs(), task.task), unit))
+            // Without the sign of a gap that is rounded to 0.
+            let sign = if gap <= -5e-4 { "−" } else { "" };
+            Some((format!("{sign}{:.3} ({})", gap.abs(), task.task), unit))
         };
-        let gaps: Vec<(String, &str)> = tasks.iter().filter_map(gap).collect();
-        let list: Vec<&str> = gaps.iter().map(|(gap, _)| gap.as_str()).collect();
-        (!list.is_empty()).then(|| format!("{start} {}.", list.join(", ")))
+        let (gaps, units): (Vec<String>, Vec<&str>) = tasks.iter().filter_map(gap).unzip();
+        let unit = units.first().filter(|first| units.iter().all(|unit| unit == *first))?;
+        Some(format!("{start} {} {unit}.", gaps.join(", ")))
     };
     let first = sentence(LINEAR, "At the end of training the loss of linear attention minus that of softmax is")?;
     let second = sentence(&series(2), "That of orders 0..2 minus that of softmax is").unwrap_or_default();
