@@ -100,8 +100,15 @@ pub fn run(request: &Request, monitor: &Monitor) -> Result<Evaluated, Error> {
             let mut counter = SliceCounter::new(requested.ngram);
             let mut observe = |rows: &Rows, losses: &[f64]| counter.add(rows, losses);
             let found = evaluate_observed(&model, source.as_ref(), windows, request.batches, options, &mut observe)?;
-            let training = training_text(request, requested, &folder, trained.is_some(), monitor)?;
-            slices = Some(counter.finish(Some(&counter.count_in(training.as_deref().unwrap_or(source.as_ref()))?)));
+            let counts = match training_text(request, requested, &folder, trained.is_some(), monitor)? {
+                TrainingText::Named(training) => Some(counter.count_in(training.as_ref())?),
+                TrainingText::Evaluated => Some(counter.count_in(source.as_ref())?),
+                TrainingText::Unknown => {
+                    monitor.warn("the training text is unknown, so n-grams are not counted; name it with --train-data");
+                    None
+                }
+            };
+            slices = Some(counter.finish(counts.as_ref()));
             found
         }
     };
@@ -111,15 +118,24 @@ pub fn run(request: &Request, monitor: &Monitor) -> Result<Evaluated, Error> {
     Ok(Evaluated { model: folder.display().to_string(), data, held_out_only, windows, evaluation, slices })
 }
 
-/// The text in which n-grams are counted: the named one, or the training text of the run. `None` if that is part of the evaluated source, or if
-/// there is none.
+/// The text in which n-grams are counted.
+enum TrainingText {
+    /// Another source.
+    Named(Box<dyn Source>),
+    /// The part of the evaluated source that is not held out.
+    Evaluated,
+    /// The model is not a run, and no text was named. The evaluated text does not replace it: its own n-grams would be counted.
+    Unknown,
+}
+
+/// The named text, or the training text of the run.
 fn training_text(
     request: &Request,
     requested: &SliceOptions,
     folder: &Path,
     is_run: bool,
     monitor: &Monitor,
-) -> Result<Option<Box<dyn Source>>, Error> {
+) -> Result<TrainingText, Error> {
     let mut text = request.text.clone();
     if !requested.train_data.is_empty() {
         text.held_out_only = false;
@@ -128,7 +144,7 @@ fn training_text(
     } else if is_run && text.has("data") {
         text.settings.remove("data");
     } else {
-        return Ok(None);
+        return Ok(if is_run || text.held_out_only { TrainingText::Evaluated } else { TrainingText::Unknown });
     }
-    Ok(Some(text.open(folder, monitor)?.source))
+    Ok(TrainingText::Named(text.open(folder, monitor)?.source))
 }

@@ -848,6 +848,114 @@ fn mqar_is_decided_by_the_seeds_that_solve_it() {
     assert_eq!(zoology.schedule.plan.jobs[0].settings["steps"].as_integer(), Some(22_500));
 }
 
+/// Finishes every run immediately with two evaluations: the given one at the last step, and a worse one before.
+struct Evaluated<F>(F);
+
+impl<F: Fn(&str, u64) -> Evaluation + Sync> Runner for Evaluated<F> {
+    fn run(&self, job: &Job, control: &Control) -> termwise_train::Result<Outcome> {
+        let number = |key: &str| job.settings[key].as_integer().expect("a number") as u64;
+        let last = (self.0)(job.settings["attention"].as_str().expect("a text"), number("seed"));
+        let line = |step: u64, evaluation: Evaluation| {
+            serde_json::to_string(&Line::HeldOut { step, time: 0.0, evaluation: Some(evaluation) }).expect("JSON") + "\n"
+        };
+        let lines = line(number("steps") / 2, Evaluation { loss: last.loss + 1.0, ..last }) + &line(number("steps"), last);
+        std::fs::create_dir_all(control.folder).expect("a folder");
+        std::fs::write(control.folder.join(METRICS), lines).expect("a file");
+        Ok(Outcome::Finished(Metrics::from([("held_out.loss".into(), last.loss)])))
+    }
+}
+
+/// The text and the figure that the report of made-up runs starts with.
+fn first_screen(
+    options: Options,
+    evaluation: impl Fn(&str, u64) -> Evaluation + Sync,
+) -> (String, String, termwise_report::Figure, String) {
+    let declared = declare(&options).unwrap_or_else(|error| panic!("{error}"));
+    let results = reproduce::run(&options, &declared, &Evaluated(evaluation), &AtomicBool::new(false), &mut |_, _| ());
+    let document = results.unwrap_or_else(|error| panic!("{error}")).document();
+    let [Block::Text(answer), Block::Figure { name, figure, caption }, ..] = &document.lead[..] else {
+        panic!("{}", document.to_markdown())
+    };
+    let elsewhere = document.sections.iter().flat_map(|section| &section.blocks);
+    assert!(!elsewhere.into_iter().any(|block| matches!(block, Block::Figure { name: other, .. } if other == name)), "{name} is repeated");
+    (answer.clone(), name.clone(), figure.clone(), caption.clone())
+}
+
+/// A loss per token of bytes, or of a tokenizer with two bytes per token.
+fn loss_on_text(attention: &str, seed: u64) -> Evaluation {
+    let loss = match () {
+        () if attention.contains("window=16") => 0.9,
+        () if attention.starts_with("softmax") => 1.0,
+        () if attention.starts_with("linear") => 2.0,
+        () => 1.5,
+    };
+    let loss = loss + 0.001 * seed as f64;
+    Evaluation { tokens: 9, loss, perplexity: 3.0, bits_per_byte: Some(loss / 2.0 / std::f64::consts::LN_2), ..Evaluation::default() }
+}
+
+#[test]
+fn a_report_on_text_starts_with_two_sentences_and_a_figure_whichever_experiment_was_run() {
+    let start = |id: Id| {
+        let folder = tempfile::tempdir().expect("a folder");
+        // The tokenizer is trained on it.
+        let corpus = folder.path().join("corpus.txt");
+        std::fs::write(&corpus, "The cat sat on the mat. ".repeat(50)).expect("a file");
+        let (ids, data, out) = (vec![id], vec![corpus.display().to_string()], folder.path().to_owned());
+        let options = Options { ids, data, tokens: Some(30 * 64), out, threads: 1, seeds: Some(3), ..Options::new(Scale::Test) };
+        first_screen(options, loss_on_text)
+    };
+    let (answer, name, ..) = start(Id::StateConv);
+    assert_eq!(name, "loss-by-state-conv");
+    assert!(answer.contains("window 16 (0.902 nats per byte, ") && answer.contains("against softmax (1.002 nats per byte, "), "{answer}");
+    assert!(answer.ends_with("No Taylor state is on the Pareto front of loss and bytes."), "{answer}");
+    let (answer, name, figure, caption) = start(Id::Tokenization);
+    assert_eq!((name.as_str(), figure.charts().count()), ("gap", 2));
+    // A gap of one nat per token of two bytes.
+    assert!(answer.contains("minus that of softmax is 0.500 (bytes), 0.500 (BPE-260) nats per byte."), "{answer}");
+    assert!(answer.contains("That of orders 0..2 minus that of softmax is 0.250 (bytes), 0.250 (BPE-260) nats per byte."), "{answer}");
+    for chart in figure.charts() {
+        assert!(chart.y.label.ends_with("nats per byte") && chart.title.ends_with("2.00 bytes per token"), "{chart:?}");
+        let lines = chart.layers.iter().filter_map(|layer| if let Layer::Line(line) = layer { Some(line) } else { None });
+        let linear = lines.into_iter().find(|line| line.name == "linear ELU").expect("a line");
+        assert!(linear.points.len() == 2 && (linear.points[1].1 - 0.5).abs() < 1e-9 && linear.points[1].0 == 1920.0, "{linear:?}");
+    }
+    assert!(caption.contains("over 3 seeds") && caption.contains("only the last has the final learning rate"), "{caption}");
+}
+
+#[test]
+fn a_report_on_mqar_starts_with_the_seeds_that_solve_it_and_errors_by_bytes() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let options = Options { ids: vec![Id::Mqar], out: folder.path().into(), threads: 1, ..Options::new(Scale::Mini) };
+    let (answer, name, figure, caption) = first_screen(options, |attention, seed| {
+        let solves = attention.starts_with("softmax conv") || attention.starts_with("deltanet") && seed % 2 == 1;
+        Evaluation { tokens: 9, loss: 1.0, perplexity: 3.0, accuracy: Some(if solves { 0.99 } else { 0.2 }), ..Evaluation::default() }
+    });
+    assert!(
+        answer.contains("is solved by every seed of 1 of 14 variants: softmax. None of them has less state than the KV cache"),
+        "{answer}"
+    );
+    assert_eq!((name.as_str(), figure.charts().count()), ("errors-by-state", 2));
+    assert!(caption.contains("over 5 seeds") && caption.contains("Fisher's exact two-sided test"), "{caption}");
+    let solved = figure.charts().nth(1).expect("a chart");
+    let points = solved.layers.iter().filter_map(|layer| if let Layer::Points(points) = layer { Some(points) } else { None });
+    let shares: Vec<(&str, f64)> = points.flat_map(|points| points.points.iter().map(|point| (points.name.as_str(), point.y))).collect();
+    assert!(shares.contains(&("softmax, full cache", 1.0)) && shares.contains(&("DeltaNet", 0.6)), "{shares:?}");
+    assert!(shares.contains(&("Taylor orders 0..p", 0.0)), "{shares:?}");
+}
+
+#[test]
+fn holm_corrects_within_each_experiment() {
+    let file = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/results/text/results.json");
+    let results = Results::read(&file).unwrap_or_else(|error| panic!("{error}"));
+    let tested = results.distinct().len() as f64;
+    let (_, _, claim) = results.claims().find(|(_, _, claim)| claim.text.starts_with("full softmax is better")).expect("a claim");
+    // It has the largest p-value of its experiment, so the correction leaves it as it is; over both experiments it would not.
+    let p = claim.decision.p.expect("a p-value");
+    assert_eq!((claim.decision.verdict, claim.decision.corrected), (Verdict::Contradicted, Some(Verdict::Contradicted)));
+    let smaller = results.claims().filter(|(_, _, other)| other.decision.p.is_some_and(|other| other < p)).count() as f64;
+    assert!(p <= 0.05 && p * (tested - smaller) > 0.05, "p = {p}, {smaller} of {tested} are smaller");
+}
+
 fn all(scale: Scale) -> Declared {
     declared(scale, &[], &[])
 }

@@ -8,8 +8,9 @@ use crate::{font, rules};
 
 /// More labelled points than this need a taller plot.
 const MANY_LABELS: usize = 16;
-/// Room below the lowest point for its label, as a share of the range of the points.
+/// Room below the lowest point for its label, as a share of the range of the points, and below a reference line that is the lowest.
 const LABEL_MARGIN: f64 = 0.08;
+const RULE_MARGIN: f64 = 0.12;
 /// Maximum number of ticks of the horizontal axis, and minimum distance between their labels.
 const MAX_TICKS: usize = 8;
 const TICK_GAP: f64 = 10.0;
@@ -222,13 +223,19 @@ impl Chart {
         if self.named() > MANY_LABELS { 1.7 * PLOT_HEIGHT } else { PLOT_HEIGHT }
     }
 
-    /// A value below the lowest point, so a label below it is inside the plot.
-    fn below_the_points(&self, places: &[(f64, f64)]) -> Option<f64> {
-        let heights = || places.iter().map(|place| place.1);
+    /// A value below the lowest point or reference line, so a label below it is inside the plot.
+    fn below_the_lowest(&self, places: &[(f64, f64)], rules: &[&Rule]) -> Option<f64> {
+        let points = || places.iter().map(|place| place.1);
+        let heights = || points().chain(rules.iter().map(|rule| rule.y));
         let (low, high) = (heights().fold(f64::INFINITY, f64::min), heights().fold(f64::NEG_INFINITY, f64::max));
-        let value = low - LABEL_MARGIN * (high - low);
+        let margin = match points().all(|y| y > low) {
+            true => RULE_MARGIN,
+            false if self.named() > 0 => LABEL_MARGIN,
+            false => return None,
+        };
+        let value = low - margin * (high - low);
         let keeps_zero = low < 0.0 || value >= 0.0;
-        (self.named() > 0 && self.y.scale == Scale::Linear && value.is_finite() && keeps_zero).then_some(value)
+        (self.y.scale == Scale::Linear && value.is_finite() && keeps_zero).then_some(value)
     }
 
     pub(crate) fn draw(&self, drawing: &mut Drawing, top: f64) {
@@ -245,7 +252,8 @@ impl Chart {
         // Lines reach the ends of the axis; markers keep a margin.
         let apart = self.layers.iter().any(|layer| matches!(layer, Layer::Points(_)));
         let x = Domain::around(self.x.scale, places.iter().map(|place| place.0), apart);
-        let heights = places.iter().map(|place| place.1).chain(rules.iter().map(|rule| rule.y)).chain(self.below_the_points(&places));
+        let heights =
+            places.iter().map(|place| place.1).chain(rules.iter().map(|rule| rule.y)).chain(self.below_the_lowest(&places, &rules));
         let y = x.and_then(|_| Domain::around(self.y.scale, heights, true));
         if let (Some(x), Some(y)) = (x, y) {
             let frame = Frame { width, tall, x, y, bottom };

@@ -71,7 +71,17 @@ pub fn place(points: &[(f64, f64, f64, usize)], lines: &[Place], plot: Rectangle
         };
         let below = Label { x: x + GAP, y: y + GAP + ASCENT, leftwards: false };
         let beside = |leftwards: bool| Label { y: y + ASCENT / 2.0 - 1.0, ..above(0, leftwards) };
-        let near = [above(0, true), below, beside(false), beside(true), above(0, false), Label { x: x - GAP, leftwards: true, ..below }];
+        let centered = |y: f64| Label { x: x + width / 2.0, y, leftwards: true };
+        let near = [
+            above(0, true),
+            below,
+            beside(false),
+            beside(true),
+            above(0, false),
+            Label { x: x - GAP, leftwards: true, ..below },
+            centered(y - GAP),
+            centered(y + GAP + ASCENT),
+        ];
         let choices = || near.into_iter().chain((1..rows).flat_map(|row| [above(row, true), above(row, false)]));
         let free = |label: &Label| {
             let room = label.room(width);

@@ -33,7 +33,7 @@ pub const BRIEF_LINES: usize = 25;
 
 impl Document {
     /// The beginning of the document in at most [`BRIEF_LINES`] lines, cut between two blocks if possible, and the number of lines left out. One
-    /// line is kept free for a note.
+    /// line is kept free for a note. A table is not cut off its caption: its first rows stay if they fit, otherwise both are left out.
     pub fn to_terminal_brief(&self, terminal: &Terminal) -> (String, usize) {
         let whole = self.to_terminal(terminal);
         let lines: Vec<&str> = whole.lines().collect();
@@ -41,8 +41,18 @@ impl Document {
             return (whole, 0);
         }
         let most = &lines[..BRIEF_LINES - 1];
-        let gap = most.iter().rposition(|line| line.trim().is_empty()).filter(|gap| *gap > BRIEF_LINES / 2);
-        let mut kept = &most[..gap.unwrap_or(most.len())];
+        // Lines of the table below an empty line that fit, without its head; none if there is no table.
+        let rows = |gap: usize| {
+            let mut below = lines[gap + 1..].iter().take_while(|line| !line.trim().is_empty());
+            let rule = below.position(|line| line.contains("─  ─"))?;
+            Some(most.len().saturating_sub(gap + rule + 2))
+        };
+        let gaps = (BRIEF_LINES / 2 + 1..most.len()).rev().filter(|&line| most[line].trim().is_empty());
+        let end = gaps.map(|gap| (gap, rows(gap))).find(|(_, rows)| *rows != Some(0));
+        let mut kept = match end {
+            Some((gap, None)) => &most[..gap],
+            _ => most,
+        };
         // A heading is cut off with its caption if at most the head of its table fits. A longer beginning of a table stays.
         if let Some(rule) = kept.iter().rposition(|line| line.contains('─') && !line.contains(' '))
             && kept.len() - rule <= HEAD_LINES

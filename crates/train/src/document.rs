@@ -49,7 +49,9 @@ impl Documented for Evaluated {
 fn slice_tables(slices: &Slices) -> Vec<Block> {
     let gram = if slices.ngram == 2 { "bigram".to_owned() } else { format!("{}-gram", slices.ngram) };
     let counted = slices.training_tokens.map_or(String::new(), |tokens| format!(", by its count in {} training tokens", thousands(tokens)));
-    let title = format!("Loss where the {gram} occurred earlier in the same context (hit) and elsewhere (rest){counted}");
+    let title = format!(
+        "Loss where the {gram} that ends in the predicted token occurred earlier in the same context (hit), and elsewhere (rest){counted}"
+    );
     let mut table = Table::new(title, ["count in training", "hits", "loss on hits", "rest", "loss on the rest"]);
     let loss = |part: &Part| if part.tokens == 0 { Cell::Empty } else { Cell::Number(part.loss, 4) };
     let mut row = |name: String, hits: &Part, rest: &Part| {

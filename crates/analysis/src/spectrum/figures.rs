@@ -2,7 +2,7 @@
 
 use termwise_report::{
     Axis, Band, Block, Cell, Chart, Document, Documented, Figure, HeatMap, Layer, Line, Names, Rule, Scale, Section, Shade, Table, Unit,
-    counted, thousands,
+    counted, ramp, thousands,
 };
 
 use super::{CutFacts, LayerSpectrum, Magnitudes, OverHeads, Spectrum, Terms, Timing};
@@ -18,7 +18,7 @@ fn capitalized(sentence: &str) -> String {
 /// Errors below this are drawn there: 0.01 %.
 const MIN_ERROR: f64 = 1e-4;
 /// Layers in the table of the summary, so the conclusion and the table fit on a screen.
-const SUMMARY_LAYERS: usize = 7;
+const SUMMARY_LAYERS: usize = 5;
 
 type Which = fn(&Terms) -> &Magnitudes;
 
@@ -38,7 +38,7 @@ impl Spectrum {
         let most = self.orders.last().copied().unwrap_or(0) as f64;
         let value = |layer: &LayerSpectrum, head: usize| Some(layer.heads.get(head)?.cut.as_ref()?.order_for.one_percent? as f64);
         HeatMap {
-            title: format!("Order for an error of 1 % (struck out or ·: more than {most})"),
+            title: format!("Series around 0: order for an error of 1 % (struck out or ·: more than {most})"),
             x: Names::count("head", self.model.heads),
             y: Names::count("layer", self.layers.len()),
             values: self.layers.iter().map(|layer| (0..self.model.heads).map(|head| value(layer, head)).collect()).collect(),
@@ -114,7 +114,7 @@ impl Spectrum {
         })
     }
 
-    /// Layers in groups of equal color, from the first to the last; the legend names the groups.
+    /// Layers in groups of equal color, a sequential ramp from the first to the last; the legend names the groups.
     fn line_of(&self, layer: &LayerSpectrum, points: Vec<(f64, f64)>) -> Line {
         let (count, groups) = (self.layers.len(), self.layers.len().min(5));
         let group = layer.layer * groups / count.max(1);
@@ -124,7 +124,7 @@ impl Spectrum {
         let name = if begin == end { format!("layer {begin}") } else { format!("layers {begin} to {end}") };
         // In trained models the last layer often differs from the others.
         let dashed = layer.layer + 1 == count && begin != end;
-        Line { name: if dashed { format!("layer {}", layer.layer) } else { name }, color: group + 1, dashed, points }
+        Line { name: if dashed { format!("layer {}", layer.layer) } else { name }, color: ramp(group, groups), dashed, points }
     }
 
     /// The orders needed by the heads of each layer.
@@ -209,7 +209,7 @@ impl Spectrum {
         let insufficient = cuts.iter().filter(|cut| cut.order_for.one_percent.is_none()).count();
         let next = if 2 * insufficient > cuts.len() { NEXT } else { "" };
         match second {
-            Some(second) => format!("{} Around the mean score of each row: {second}{next}", capitalized(&first.unwrap_or_default())),
+            Some(second) => format!("Series around 0: {} Around the mean score of each row: {second}{next}", first.unwrap_or_default()),
             None => capitalized(&first.unwrap_or_default()) + next,
         }
     }
@@ -401,7 +401,10 @@ mod tests {
             spectrum(heads).document().to_terminal(&termwise_report::Terminal { width: 160, ..Default::default() })
         };
         let some = [(Some(12), Some(0.001)), (Some(12), Some(0.001)), (None, Some(0.5))];
-        assert!(text(&some).contains("The median head needs order 12 for an error of 1 %; 33 % of the heads need more than 32."));
+        assert!(
+            text(&some)
+                .contains("Series around 0: the median head needs order 12 for an error of 1 %; 33 % of the heads need more than 32.")
+        );
         assert!(text(&some[..2]).contains("needs order 12 for an error of 1 %, the worst head order 12."));
         assert!(
             spectrum(&some)
@@ -409,6 +412,7 @@ mod tests {
                 .ends_with("Around the mean score of each row: the median head needs order 6 for an error of 1 %, the worst head order 6.")
         );
         let none = text(&[(None, Some(0.98)), (None, None)]);
+        // Without a series around the mean of a row there is nothing to distinguish.
         let sentence = "At order 32 the median head still has an error of";
         assert!(none.contains(sentence) && none.contains("no head reaches 1 % at any order up to 32."), "{none}");
         assert!(spectrum(&[(None, Some(0.98)), (None, None)]).conclusion().ends_with(NEXT) && !spectrum(&some).conclusion().contains(NEXT));
@@ -427,7 +431,7 @@ mod tests {
         let mut deep = spectrum(&some);
         deep.layers = (0..30).map(|layer| LayerSpectrum { layer, ..deep.layers[0].clone() }).collect();
         let (brief, left_out) = deep.summary().to_terminal_brief(&termwise_report::Terminal { width: 100, ..Default::default() });
-        assert!(brief.contains("(7 of 30") && left_out > 0 && brief.lines().count() < 25, "{brief}");
+        assert!(brief.contains("(5 of 30") && left_out > 0 && brief.lines().count() < 25, "{brief}");
         for layer in ["\n    0  ", "\n   14  ", "\n   29  "] {
             assert!(brief.contains(layer), "{layer:?}: {brief}");
         }

@@ -6,7 +6,8 @@ use termwise_report::{Axis, Band, Chart, DotPlot, Estimate, Figure, Layer, Line,
 
 use super::list::LINEAR;
 use super::results::{CurvePoint, Results, Run, Summary, TaskOutcome, VariantOutcome};
-use super::{Metric, SOFTMAX};
+use super::scale::Scale as BudgetScale;
+use super::{Metric, SOFTMAX, text_page};
 
 /// Colours of variants other than softmax.
 const COLOURS: usize = 8;
@@ -17,6 +18,8 @@ const LINES: usize = 8;
 /// variants follow in order of appearance.
 #[derive(Clone, Debug, Default)]
 pub struct Colours {
+    /// Colours of families instead, as in the figures of [`text_page`].
+    families: bool,
     others: Vec<String>,
     /// Ascending.
     orders: Vec<String>,
@@ -42,11 +45,16 @@ impl Colours {
 
     pub fn of_results(results: &Results) -> Colours {
         let tasks = results.experiments.iter().flat_map(|outcome| &outcome.tasks);
-        Colours::of(tasks.flat_map(|task| &task.variants).map(|outcome| outcome.variant.name.as_str()))
+        let families = matches!(results.scale, BudgetScale::Text | BudgetScale::Mini | BudgetScale::Zoology);
+        let known = Colours::of(tasks.flat_map(|task| &task.variants).map(|outcome| outcome.variant.name.as_str()));
+        Colours { families, ..known }
     }
 
     /// The colour, and whether lines are dashed because colours repeat.
     fn get(&self, name: &str) -> (usize, bool) {
+        if self.families {
+            return (text_page::family(name).color, false);
+        }
         let place = |list: &[String]| list.iter().position(|other| other == name);
         match (place(&self.orders), place(&self.others)) {
             (Some(step), _) => (ramp(step, self.orders.len()), false),

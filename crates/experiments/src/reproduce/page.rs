@@ -38,8 +38,9 @@ impl Documented for Results {
         let mut notable: Vec<_> = decided.distinct().into_iter().filter(|(_, _, claim)| notable(claim)).collect();
         let rows = decided.claims().map(|(id, _, _)| id).collect::<std::collections::BTreeSet<Id>>().len();
         let more = notable.split_off(notable.len().min((LINES.saturating_sub(rows + 10) / LINES_OF_CLAIM).max(1))).len();
-        for (id, _, claim) in notable {
-            lead.push(badge(claim.decision.verdict, format!("**{}** {}", id.name().to_uppercase(), claim.with_numbers())));
+        let place = places(&decided);
+        for (id, task, claim) in notable {
+            lead.push(badge(claim.decision.verdict, format!("**{}**{} {}", id.name().to_uppercase(), place(task), claim.with_numbers())));
         }
         if more > 0 {
             lead.push(Block::Text(format!("{more} more claims that were contradicted or could not be decided are in the report.")));
@@ -136,16 +137,21 @@ fn lead(results: &Results) -> Vec<Block> {
     if many {
         decided.push(Block::Table { name: "claims".into(), table: tally(results) });
     }
-    let several = results.experiments.iter().any(|outcome| outcome.tasks.len() > 1);
+    let place = places(results);
     for (id, task, claim) in distinct.into_iter().filter(|(_, _, claim)| !many || claim.decision.verdict != Verdict::Reproduced) {
         let ids: Vec<String> = [id].iter().chain(&claim.also).map(|id| id.name().to_uppercase()).collect();
-        let place = task.filter(|_| several).map_or(String::new(), |task| format!(" ({task})"));
-        let claim_text = format!("**{}**{place} {}", ids.join(", "), claim.with_numbers());
+        let claim_text = format!("**{}**{} {}", ids.join(", "), place(task), claim.with_numbers());
         decided.push(badge(claim.decision.verdict, claim_text));
     }
     decided.push(Block::Text(format!("{} {STATISTICAL_RULES} The section of each claim states its rule.", fixed_in_advance(results))));
     blocks.push(Block::Fold { summary: "Claims and verdicts".into(), blocks: decided });
     blocks
+}
+
+/// The task of a claim in parentheses; empty if every experiment has one task.
+fn places(results: &Results) -> impl Fn(Option<&str>) -> String {
+    let several = results.experiments.iter().any(|outcome| outcome.tasks.len() > 1);
+    move |task| task.filter(|_| several).map_or(String::new(), |task| format!(" ({task})"))
 }
 
 /// The summary at the top of the report on associative recall.
@@ -200,13 +206,18 @@ const STATISTICAL_RULES: &str = "A verdict needs every declared seed: a run that
 /// Counts of verdicts, and the cost of the runs.
 fn totals(results: &Results) -> Block {
     let timing = &results.timing;
-    let several = results.distinct().len() < results.claims().count();
-    let shared = if several { " Claims that experiments share are counted once." } else { "" };
+    let distinct = results.distinct().len();
+    let shared = if distinct < results.claims().count() { " Claims that experiments share are counted once." } else { "" };
+    let claims = match distinct {
+        0 => "**No claims were declared.**".into(),
+        _ => format!(
+            "**{distinct} claims: {}.** With Holm's correction within each experiment: {}.{shared}",
+            counts(|verdict| results.count(verdict)),
+            counts(|verdict| results.count_corrected(verdict)),
+        ),
+    };
     Block::Text(format!(
-        "**{} claims: {}.** With Holm's correction within each experiment: {}.{shared} {} of {} runs finished, in {} of total run time.",
-        results.distinct().len(),
-        counts(|verdict| results.count(verdict)),
-        counts(|verdict| results.count_corrected(verdict)),
+        "{claims} {} of {} runs finished, in {} of total run time.",
         timing.finished,
         timing.runs,
         termwise_report::duration(timing.run_seconds),
@@ -262,8 +273,10 @@ fn tally(results: &Results) -> Table {
         let own: Vec<&ClaimOutcome> = results.claims().filter(|(other, _, _)| *other == id).map(|(_, _, claim)| claim).collect();
         table.rows.push(tally_row(id.name().to_uppercase(), &own));
     }
-    let once: Vec<&ClaimOutcome> = results.distinct().into_iter().map(|(_, _, claim)| claim).collect();
-    table.rows.push(tally_row("each once".into(), &once));
+    if table.rows.len() > 1 {
+        let once: Vec<&ClaimOutcome> = results.distinct().into_iter().map(|(_, _, claim)| claim).collect();
+        table.rows.push(tally_row("each once".into(), &once));
+    }
     table
 }
 

@@ -26,14 +26,26 @@ fn metric(task: &TaskOutcome, name: &str) -> Option<Summary> {
     task.variants.iter().find(|outcome| outcome.variant.name == name)?.metric
 }
 
-/// Model, tokens and chance level, for captions.
-fn setting(results: &Results) -> String {
-    let tokens = results.tokens.unwrap_or(TOKENS) as f64 / 1e6;
+/// Model and tokens, for captions.
+fn model(results: &Results) -> String {
+    let tokens = results.tokens.unwrap_or(TOKENS) as f64;
+    let tokens = if tokens < 1e5 { format!("{tokens}") } else { format!("{:.1} M", tokens / 1e6) };
+    format!("Llama with 4 layers and width 128, context 512, {tokens} training tokens")
+}
+
+/// A warning while runs are missing.
+fn preliminary(results: &Results) -> String {
     let open = results.runs.iter().filter(|run| run.status == "open").count();
-    let open = if open > 0 { format!(" **Preliminary: {open} of {} runs have not finished.**", results.runs.len()) } else { String::new() };
+    if open > 0 { format!(" **Preliminary: {open} of {} runs have not finished.**", results.runs.len()) } else { String::new() }
+}
+
+/// Model, tokens and chance level of experiments on bytes, for captions.
+fn setting(results: &Results) -> String {
     format!(
-        "Llama with 4 layers and width 128, context 512, {tokens:.1} M training tokens, bytes as tokens; uniform predictions have a loss of \
-         ln 257 = 5.549 nats. Bytes were chosen because the gap appears within this budget.{open}"
+        "{}, about 0.9 M parameters, bytes as tokens; uniform predictions have a loss of ln 257 = 5.549 nats. Bytes were chosen because the gap \
+         appears within this budget.{}",
+        model(results),
+        preliminary(results)
     )
 }
 
@@ -45,8 +57,50 @@ fn spread(task: &TaskOutcome) -> String {
 
 /// The summary at the top of the report: two sentences and one figure.
 pub fn lead(results: &Results) -> Vec<Block> {
-    let figure = [false, true].into_iter().find_map(|conv| order_block(results, conv));
-    figure.map_or(Vec::new(), |figure| vec![Block::Text(answer(results)), figure])
+    let both = || [false, true].into_iter();
+    let orders = || both().find_map(|conv| Some((answer(results), order_block(results, conv)?)));
+    let states = || both().find_map(|conv| Some((best_state(results, conv)?, state_block(results, conv)?)));
+    let gap = || Some((gap_at_the_end(results)?, gap_block(results)?));
+    orders().or_else(states).or_else(gap).map_or(Vec::new(), |(text, figure)| vec![Block::Text(text), figure])
+}
+
+/// The variant with the lowest loss in Figure 2, and the Taylor states on the Pareto front, in two sentences.
+fn best_state(results: &Results, conv: bool) -> Option<String> {
+    let mut all = points(results, conv);
+    let cache = all.iter().find(|outcome| outcome.variant.name == SOFTMAX).and_then(|outcome| outcome.state_bytes);
+    all.retain(|outcome| outcome.state_bytes <= cache.or(outcome.state_bytes));
+    let front = pareto(&all);
+    let best = front.last()?;
+    let with_bytes = |outcome: &VariantOutcome| {
+        let (bytes, found) = (outcome.state_bytes?, outcome.metric?);
+        Some(format!("{} ({:.3} nats per byte, {})", outcome.variant.name, found.mean, Unit::Bytes.format(bytes as f64)))
+    };
+    let softmax = all.iter().find(|outcome| outcome.variant.name == SOFTMAX && outcome.variant.name != best.variant.name);
+    let softmax = softmax.and_then(|outcome| with_bytes(outcome)).map_or(String::new(), |softmax| format!(", against {softmax}"));
+    let taylor = |outcome: &&VariantOutcome| {
+        let family = family(&outcome.variant.name).name;
+        let higher = family.starts_with("order n") && !outcome.variant.name.starts_with("order 1");
+        family.starts_with("Taylor") || higher || family.ends_with("far orders")
+    };
+    let taylor: Vec<&VariantOutcome> = front.iter().copied().filter(taylor).collect();
+    let front = match taylor.is_empty() {
+        true => "No Taylor state is on the Pareto front of loss and bytes.".into(),
+        false => format!("Taylor states on the Pareto front of loss and bytes: {}.", names(&taylor)),
+    };
+    let conv = if conv { "With a short convolution in every variant" } else { "Without a short convolution" };
+    Some(format!("{conv}, {} has the lowest loss{softmax}. {front}", with_bytes(best)?))
+}
+
+fn names(outcomes: &[&VariantOutcome]) -> String {
+    outcomes.iter().map(|outcome| outcome.variant.name.as_str()).collect::<Vec<_>>().join("; ")
+}
+
+/// Figure 2, with or without a short convolution.
+fn state_block(results: &Results, conv: bool) -> Option<Block> {
+    let (figure, sentences) = loss_by_state(results, conv)?;
+    let name = if conv { "loss-by-state-conv" } else { "loss-by-state" };
+    let caption = format!("Mean, minimum and maximum over seeds. {sentences} {}", setting(results));
+    Some(Block::Figure { name: name.into(), figure, caption })
 }
 
 /// Figure 1, with or without a short convolution.
@@ -77,7 +131,10 @@ fn answer(results: &Results) -> String {
         sentences.push(format!("Without a short convolution, linear attention is {gap:.3} nats per byte above softmax{closed}."));
     }
     if let Some((gap, closed)) = closed(Id::OrdersConv) {
-        sentences.push(format!("With a short convolution in every variant, the gap is {gap:.3} nats{closed}."));
+        sentences.push(match sentences.is_empty() {
+            true => format!("With a short convolution in every variant, linear attention is {gap:.3} nats per byte above softmax{closed}."),
+            false => format!("With a short convolution in every variant, the gap is {gap:.3} nats{closed}."),
+        });
     }
     if sentences.len() < 2 {
         sentences.extend([Id::Orders, Id::OrdersConv].into_iter().find_map(|id| smaller_than_the_cache(of(results, id)?.tasks.first()?)));
@@ -134,14 +191,14 @@ fn loss_by_order(task: &TaskOutcome) -> Option<(Figure, String)> {
 
 /// The name of a variant in figures. A family has one colour, and Taylor orders have a sequential ramp. Norm and Gate, which have no state, share theirs with
 /// families that they are never shown with.
-struct Family {
+pub(super) struct Family {
     name: &'static str,
-    color: usize,
+    pub(super) color: usize,
     /// The variant within its family.
     member: String,
 }
 
-fn family(name: &str) -> Family {
+pub(super) fn family(name: &str) -> Family {
     let of = |family: &'static str, color: usize, member: &str| Family { name: family, color, member: member.to_owned() };
     let after = |prefix: &str| name.strip_prefix(prefix).unwrap_or(name).trim_start_matches([',', ' ']).to_owned();
     match name {
@@ -241,7 +298,6 @@ fn by_state(all: Vec<&VariantOutcome>, y: &str, x: &str) -> Option<(Chart, Strin
         let point = Point::new(bytes, value).within(found.least.unwrap_or(value), found.greatest.unwrap_or(value)).named(family.member);
         layers.push(Layer::Points(Points { name: family.name.into(), color: family.color, points: vec![point] }));
     }
-    let names = |outcomes: &[&VariantOutcome]| outcomes.iter().map(|outcome| outcome.variant.name.as_str()).collect::<Vec<_>>().join("; ");
     let mut sentences = format!("On the Pareto front: {}.", names(&front));
     for (outcomes, reason) in [(beyond, "their loss is far above"), (larger, "their state is larger than the cache")] {
         if !outcomes.is_empty() {
@@ -254,32 +310,127 @@ fn by_state(all: Vec<&VariantOutcome>, y: &str, x: &str) -> Option<(Chart, Strin
 
 /// The summary at the top of the report on MQAR.
 pub fn mqar_lead(results: &Results) -> Vec<Block> {
-    let mut blocks =
-        vec![Block::Text(format!("{ABOUT_MQAR} A run has solved the task if its accuracy on the test examples is at least {SOLVED}."))];
-    let Some(task) = of(results, Id::Mqar).and_then(|outcome| outcome.tasks.first()) else { return blocks };
-    let seeds = |outcome: &&VariantOutcome| {
-        let solved = outcome.numbers.iter().filter(|(_, error)| 1.0 - error >= SOLVED).count();
-        outcome.metric.map(|_| format!("{} {solved} of {}", outcome.variant.name, outcome.runs.len()))
-    };
-    let solved: Vec<String> = task.variants.iter().filter_map(|outcome| seeds(&outcome)).collect();
-    if !solved.is_empty() {
-        blocks.insert(0, Block::Text(format!("Seeds that solve multi-query associative recall: {}.", solved.join(", "))));
-    }
-    let shown = task.variants.iter().filter(|outcome| outcome.metric.is_some()).collect();
-    if let Some((chart, sentences)) = by_state(shown, task.metric.name(), "recurrent state, or KV cache at the length of training") {
-        let figure = Figure {
-            title: format!("{}: wrong answers against bytes of state", task.task),
-            description: "One point per variant: bytes of recurrent state or KV cache, and mean share of wrong answers, in families."
+    let about = format!(
+        "{ABOUT_MQAR} A run has solved the task if its accuracy on the test examples is at least {SOLVED}.{}",
+        preliminary(results)
+    );
+    let Some(task) = of(results, Id::Mqar).and_then(|outcome| outcome.tasks.first()) else { return vec![Block::Text(about)] };
+    let shown: Vec<&VariantOutcome> = task.variants.iter().filter(|outcome| outcome.metric.is_some()).collect();
+    let bytes = "recurrent state, or KV cache at the length of training";
+    let Some((errors, sentences)) = by_state(shown.clone(), task.metric.name(), bytes) else { return vec![Block::Text(about)] };
+    let cache = shown.iter().find(|one| one.variant.name == SOFTMAX).and_then(|one| one.state_bytes);
+    let mut panels = vec![errors.into()];
+    panels.extend(solved_by_state(&shown, bytes, cache.unwrap_or(u64::MAX)).map(Into::into));
+    let figure = Figure {
+        title: format!("{}: wrong answers, and seeds that solve it, against bytes of state", task.task),
+        description:
+            "One point per variant: bytes of recurrent state or KV cache, with the mean share of wrong answers, and with the share \
+            of seeds that solve the task, in families."
                 .into(),
-            panels: vec![chart.into()],
-        };
-        blocks.insert(1, Block::Figure { name: "errors-by-state".into(), figure, caption: format!("{} {sentences}", spread(task)) });
-    }
-    blocks
+        panels,
+    };
+    let caption = format!("{} {sentences} {about}", spread(task));
+    vec![Block::Text(solvers(&shown)), Block::Figure { name: "errors-by-state".into(), figure, caption }]
 }
 
-const ABOUT_MQAR: &str = "Keys and values are stated once and queried later (MQAR, arXiv 2312.04927). Runs either learn the task or do not, so claims are decided by \
-    the number of seeds that solve it, with Fisher's exact two-sided test.";
+/// The number of seeds that solve the task.
+fn solved(outcome: &VariantOutcome) -> usize {
+    outcome.numbers.iter().filter(|(_, error)| 1.0 - error >= SOLVED).count()
+}
+
+/// The variants of which every seed solves the task, and the smallest of their states, in two sentences.
+fn solvers(shown: &[&VariantOutcome]) -> String {
+    let mut all: Vec<&VariantOutcome> = shown.iter().copied().filter(|outcome| solved(outcome) == outcome.runs.len()).collect();
+    all.sort_by_key(|outcome| outcome.state_bytes);
+    let some = shown.iter().filter(|outcome| solved(outcome) > 0).count();
+    let Some(smallest) = all.first() else {
+        return format!(
+            "No variant solves multi-query associative recall with every seed. {some} of {} solve it with some seeds.",
+            shown.len()
+        );
+    };
+    let bytes = |outcome: &VariantOutcome| outcome.state_bytes.map_or("unknown".into(), |bytes| Unit::Bytes.format(bytes as f64));
+    let cache = shown.iter().find(|outcome| outcome.variant.name == SOFTMAX).map_or("unknown".into(), |cache| bytes(cache));
+    let least = match smallest.variant.name == SOFTMAX {
+        true => format!("None of them has less state than the KV cache of softmax, {cache}."),
+        false => {
+            format!("The smallest state of these is {} ({}); the KV cache of softmax has {cache}.", bytes(smallest), smallest.variant.name)
+        }
+    };
+    format!("Multi-query associative recall is solved by every seed of {} of {} variants: {}. {least}", all.len(), shown.len(), names(&all))
+}
+
+/// The share of seeds that solve the task against bytes of state.
+fn solved_by_state(shown: &[&VariantOutcome], x: &str, cache: u64) -> Option<Chart> {
+    let mut members: Vec<(Family, f64, f64)> = Vec::new();
+    for outcome in shown {
+        let Some(bytes) = outcome.state_bytes.filter(|bytes| *bytes <= cache) else { continue };
+        let share = solved(outcome) as f64 / outcome.runs.len().max(1) as f64;
+        members.push((family(&outcome.variant.name), bytes as f64, share));
+    }
+    members.sort_by_key(|(family, ..)| family.color);
+    let layer = |(family, bytes, share): (Family, f64, f64)| {
+        let points = vec![Point::new(bytes, share).named(family.member)];
+        Layer::Points(Points { name: family.name.into(), color: family.color, points })
+    };
+    let (x, y) = (Axis::new(x, AxisScale::Log, Unit::Bytes), Axis::new("", AxisScale::Linear, Unit::Percent));
+    let title = "share of seeds that solve the task".into();
+    (!members.is_empty()).then(|| Chart { title, x, y, layers: members.into_iter().map(layer).collect() })
+}
+
+const ABOUT_MQAR: &str = "Keys and values are stated once and queried later (MQAR, arXiv 2312.04927); guessing among the values, half of the vocabulary, \
+    answers less than 0.2 % correctly. Runs either learn the task or do not, so claims are decided by the number of seeds that solve it, with \
+    Fisher's exact two-sided test.";
+
+/// Bytes of text per token of the runs of a task: the loss per token over that per byte.
+fn bytes_per_token(task: &TaskOutcome, results: &Results) -> Option<f64> {
+    let runs = task.variants.iter().flat_map(|outcome| &outcome.runs).map(|&run| &results.runs[run]);
+    let found = runs.filter_map(|run| run.held_out).find(|found| found.bits_per_byte.is_some_and(|bits| bits > 0.0))?;
+    Some(found.loss / (found.bits_per_byte? * std::f64::consts::LN_2))
+}
+
+/// The name of a tokenization with its bytes per token, and the unit of losses: nats per byte, or per token without a number of bytes.
+fn tokenization(task: &TaskOutcome, results: &Results) -> (String, &'static str, f64) {
+    match bytes_per_token(task, results) {
+        Some(bytes) if (bytes - 1.0).abs() > 0.01 => (format!("{}, {bytes:.2} bytes per token", task.task), "nats per byte", bytes),
+        Some(bytes) => (task.task.clone(), "nats per byte", bytes),
+        None => (task.task.clone(), "nats per token", 1.0),
+    }
+}
+
+/// The gap of linear attention and of orders 0..2 to softmax at the end of training for each tokenization, in two sentences.
+fn gap_at_the_end(results: &Results) -> Option<String> {
+    let tasks = &of(results, Id::Tokenization)?.tasks;
+    let sentence = |name: &str, start: &str| {
+        let gap = |task: &TaskOutcome| {
+            let (_, unit, bytes) = tokenization(task, results);
+            let gap = (metric(task, name)?.mean - metric(task, SOFTMAX)?.mean) / bytes;
+            // Without the sign of a gap that is rounded to 0.
+            let sign = if gap <= -5e-4 { "−" } else { "" };
+            Some((format!("{sign}{:.3} ({})", gap.abs(), task.task), unit))
+        };
+        let (gaps, units): (Vec<String>, Vec<&str>) = tasks.iter().filter_map(gap).unzip();
+        let unit = units.first().filter(|first| units.iter().all(|unit| unit == *first))?;
+        Some(format!("{start} {} {unit}.", gaps.join(", ")))
+    };
+    let first = sentence(LINEAR, "At the end of training the loss of linear attention minus that of softmax is")?;
+    let second = sentence(&series(2), "That of orders 0..2 minus that of softmax is").unwrap_or_default();
+    Some(format!("{first} {second}").trim_end().into())
+}
+
+/// The figure of the gap against training tokens.
+fn gap_block(results: &Results) -> Option<Block> {
+    let figure = gaps(results)?;
+    let seeds = of(results, Id::Tokenization)?.tasks.first().map_or(String::new(), spread);
+    let caption = format!(
+        "{seeds} Differences are between runs of one seed; below 0 a variant is better than softmax. Losses per token were divided by the bytes \
+         per token, so panels have one unit. All points of a line are from the same runs, so only the last has the final learning rate. \
+         {}, 0.9 M parameters with bytes and more with a larger vocabulary. With the same number of tokens, BPE models read more text.{}",
+        model(results),
+        preliminary(results)
+    );
+    Some(Block::Figure { name: "gap".into(), figure, caption })
+}
 
 /// The gap to softmax by training tokens, one panel per tokenization: the mean and range over seeds of differences between runs of one seed.
 fn gaps(results: &Results) -> Option<Figure> {
@@ -287,6 +438,7 @@ fn gaps(results: &Results) -> Option<Figure> {
     let tokens = results.tokens.unwrap_or(TOKENS) as f64;
     let mut panels = Vec::new();
     for task in &outcome.tasks {
+        let (title, unit, bytes) = tokenization(task, results);
         let finished = |found: &VariantOutcome| -> BTreeMap<u64, &Run> {
             let runs = found.runs.iter().map(|&run| &results.runs[run]).filter(|run| run.status == "finished");
             runs.map(|run| (run.seed, run)).collect()
@@ -299,7 +451,7 @@ fn gaps(results: &Results) -> Option<Figure> {
             for (seed, run) in finished(found) {
                 for point in &run.curve {
                     let other = softmax.get(&seed).and_then(|other| other.curve.iter().find(|other| other.step == point.step));
-                    by_step.entry(point.step).or_default().extend(other.map(|other| point.loss - other.loss));
+                    by_step.entry(point.step).or_default().extend(other.map(|other| (point.loss - other.loss) / bytes));
                 }
             }
             let at = |step: &u64| *step as f64 / last as f64 * tokens;
@@ -314,9 +466,9 @@ fn gaps(results: &Results) -> Option<Figure> {
         bands.push(Layer::Rule(Rule { y: 0.0, label: SOFTMAX.into(), color: 0 }));
         panels.push(
             Chart {
-                title: task.task.clone(),
+                title,
                 x: Axis::new("training tokens", AxisScale::Linear, Unit::Number),
-                y: Axis::new("loss minus that of softmax, nats per token", AxisScale::Linear, Unit::Number),
+                y: Axis::new(format!("loss minus that of softmax, {unit}"), AxisScale::Linear, Unit::Number),
                 layers: bands,
             }
             .into(),
@@ -438,22 +590,15 @@ pub fn sections(results: &Results) -> Vec<Section> {
             sections.push(Section { heading: "Loss against order with a short convolution".into(), blocks });
         }
     }
-    let mut blocks = Vec::new();
-    for (conv, name) in [(false, "loss-by-state"), (true, "loss-by-state-conv")] {
-        if let Some((figure, caption)) = loss_by_state(results, conv) {
-            let caption = format!("Mean, minimum and maximum over seeds. {caption} {}", setting(results));
-            blocks.push(Block::Figure { name: name.into(), figure, caption });
+    let shown = lead(results);
+    let mut rest = |heading: &str, blocks: Vec<Block>| {
+        let blocks: Vec<Block> = blocks.into_iter().filter(|block| !shown.contains(block)).collect();
+        if !blocks.is_empty() {
+            sections.push(Section { heading: heading.into(), blocks });
         }
-    }
-    if !blocks.is_empty() {
-        sections.push(Section { heading: "Loss per byte of state".into(), blocks });
-    }
-    if let Some(figure) = gaps(results) {
-        let caption =
-            "Mean, minimum and maximum of the difference between runs of one seed; below 0 a variant is better than softmax.".into();
-        let blocks = vec![Block::Figure { name: "gap".into(), figure, caption }];
-        sections.push(Section { heading: "When the gap appears".into(), blocks });
-    }
+    };
+    rest("Loss per byte of state", [false, true].into_iter().filter_map(|conv| state_block(results, conv)).collect());
+    rest("When the gap appears", gap_block(results).into_iter().collect());
     let blocks: Vec<Block> = [Id::Orders, Id::OrdersConv].into_iter().flat_map(|id| recall_blocks(results, id)).collect();
     if !blocks.is_empty() {
         sections.push(Section { heading: "Where the gap is: associative-recall hits and position".into(), blocks });

@@ -158,12 +158,20 @@ fn dot_plots_have_columns_or_rows_and_rules_have_labels() {
 #[test]
 fn rule_labels_avoid_lines() {
     let flat = Line { name: "l".into(), color: 1, dashed: false, points: vec![(0.0, 9.0), (5.0, 3.1), (10.0, 3.1)] };
-    let rule = Rule { y: 3.0, label: "a rule".into(), color: 0 };
-    let text = of(chart(vec![Layer::Line(flat), Layer::Rule(rule)], Scale::Linear)).to_svg();
-    let document = Document::parse(&text).expect("XML");
-    let label = classed(&document, "mark")[0];
-    let x: f64 = label.attribute("x").and_then(|x| x.parse().ok()).expect("a place");
+    let rule = Layer::Rule(Rule { y: 3.0, label: "a rule".into(), color: 0 });
+    let lower = Line { points: vec![(0.0, 2.9), (10.0, 2.9)], ..flat.clone() };
+    let place = |layers: Vec<Layer>| {
+        let text = of(chart(layers, Scale::Linear)).to_svg();
+        let document = Document::parse(&text).expect("XML");
+        let label = classed(&document, "mark")[0];
+        let [x, y] = ["x", "y"].map(|key| label.attribute(key).and_then(|at| at.parse::<f64>().ok()).expect("a place"));
+        (x, y, numbers(classed(&document, "rule")[0].attribute("d").expect("a path"))[1])
+    };
+    let (x, ..) = place(vec![Layer::Line(flat.clone()), Layer::Line(lower), rule.clone()]);
     assert!(x < 240.0, "left, where the line is high: {x}");
+    // Nothing is lower than the rule: there is room for the label below it.
+    let (x, y, of_rule) = place(vec![Layer::Line(flat), rule]);
+    assert!(x > 240.0 && y > of_rule, "{x} {y} {of_rule}");
 }
 
 #[test]

@@ -136,3 +136,20 @@ fn columns_that_do_not_fit_are_stacked_with_the_first_repeated() {
                     layer      gamma\n─────  ─────────\n    1  3,000,000\n";
     assert_eq!(table.to_text(30), expected);
 }
+
+#[test]
+fn the_beginning_of_a_document_never_ends_with_the_caption_of_a_table() {
+    let mut table = Table::new("A caption", ["layer", "order"]);
+    table.rows = (0..20).map(|layer| vec![Cell::Count(layer), Cell::Count(2)]).collect();
+    for before in 1..40 {
+        let blocks = vec![Block::Code("line\n".repeat(before)), Block::text("An answer."), Block::table("layers", table.clone())];
+        let document = Document { title: String::new(), lead: blocks, sections: Vec::new() };
+        let (brief, left_out) = document.to_terminal_brief(&Terminal::default());
+        let last = brief.lines().rfind(|line| !line.trim().is_empty()).unwrap_or_default();
+        assert!(left_out > 0 && brief.lines().count() < 25, "{before}: {brief}");
+        assert!(!last.contains("caption") && !last.contains("layer") && !last.contains('─'), "{before}: {brief}");
+        // As many rows as fit are printed if there is any.
+        let rows = brief.lines().filter(|line| line.trim_end().ends_with("  2")).count();
+        assert_eq!(rows, 24_usize.saturating_sub(before + 7), "{before}: {brief}");
+    }
+}
