@@ -233,6 +233,50 @@ def test_losses_with_the_delta_rule():
     assert seen == variants.keys()
 
 
+TOKENIZATIONS = ["bytes", "BPE-512", "BPE-4096"]
+
+
+def tokenization() -> dict[str, dict]:
+    """The variants of each tokenization, by name."""
+    (experiment,) = results("tokenization/results.json")["experiments"]
+    return {task["task"]: {variant["name"]: variant for variant in task["variants"]} for task in experiment["tasks"]}
+
+
+def test_losses_by_tokenization():
+    tasks, table = tokenization(), rows("docs/results-text.md", "| attention | bytes | BPE-512 | BPE-4096")
+    assert table.keys() == tasks["bytes"].keys()
+    for name, cells in table.items():
+        assert cells == [f"{mean(tasks[task][name])} ({tasks[task][name]['loss']['count']})" for task in TOKENIZATIONS], name
+
+
+def test_gaps_by_training_tokens():
+    """Mean over seeds of the loss minus that of softmax with the same seed, in nats per byte, at four steps."""
+    runs, lines = results("tokenization/results.json")["runs"], (ROOT / "docs/results-text.md").read_text().splitlines()
+    for task, variants in tokenization().items():
+        curves = {name: {runs[run]["seed"]: runs[run] for run in variant["runs"]} for name, variant in variants.items()}
+        held_out = curves["softmax"][1]["held_out"]
+        bytes_per_token = held_out["loss"] / (held_out["bits_per_byte"] * math.log(2))
+        for name in variants.keys() - {"softmax"}:
+            gaps = []
+            for point in range(4):
+                pairs = [(run["curve"], curves["softmax"][seed]["curve"]) for seed, run in curves[name].items() if run["status"] == "finished"]
+                gaps.append(statistics.mean(curve[point]["loss"] - other[point]["loss"] for curve, other in pairs) / bytes_per_token)
+            cells = " | ".join(f"{gap:+.3f}".replace("-", "−") for gap in gaps)
+            assert f"| {task} | {name} | {cells} |" in lines, (task, name)
+
+
+def test_accuracy_on_mqar():
+    (task,) = results("mqar/results.json")["experiments"][0]["tasks"]
+    table = rows("docs/results-mqar.md", "| attention | seeds that solve it")
+    assert table.keys() == {variant["name"] for variant in task["variants"]}
+    for variant in task["variants"]:
+        accuracies = [1 - error for _, error in variant["numbers"]]
+        solved = sum(accuracy >= 0.9 for accuracy in accuracies)
+        spread = f"{min(accuracies):.3f} to {max(accuracies):.3f}"
+        expected = [f"{solved} of {len(accuracies)}", f"{statistics.mean(accuracies):.3f}", spread, size(variant["state_bytes"])]
+        assert table[variant["name"]][:4] == expected, variant["name"]
+
+
 def test_verdict_counts():
     """The counts of the generated pages, which another test compares with the result files."""
     for page, generated in [("docs/results-laptop.md", "laptop"), ("docs/results-write-rules.md", "second-half")]:

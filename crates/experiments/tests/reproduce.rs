@@ -463,7 +463,7 @@ fn results_of_the_first_format_are_decided_again() {
 
 #[test]
 fn tables_in_the_documentation_are_made_by_the_program() {
-    let [results, second_half, ..] = ["laptop", "second-half", "text", "text-delta"].map(|name| {
+    let [results, second_half, ..] = ["laptop", "second-half", "text", "text-delta", "tokenization", "mqar"].map(|name| {
         let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/results").join(name);
         let results = Results::read(&folder.join("results.json")).unwrap_or_else(|error| panic!("{error}"));
         let made = reproduce::page(&results, Some(&folder)).to_markdown_without_figures();
