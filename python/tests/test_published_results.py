@@ -126,7 +126,6 @@ METHODS = {
 @pytest.mark.parametrize(
     ("page", "header", "file", "count"),
     [
-        ("README.md", "| memory, windows with 4 sinks |", "kv/twelve.json", 3),
         ("docs/results-kv-memory.md", "| memory | 2.9 MB |", "kv/twelve.json", 4),
         ("docs/results-kv-memory.md", "| memory | N = 64 | N = 128 |", "convert/frontier-8192.json", 4),
     ],
@@ -149,15 +148,47 @@ def unseen(method: str) -> dict[str, float]:
 
 
 def test_loss_increase_on_unseen_texts():
-    pages = [
-        (rows("README.md", "| memory, windows with 4 sinks |"), ["all", "last"]),
-        (rows("docs/results-kv-memory.md", "| memory | python |"), ["python", "manual", "novels", "news", "all", "last"]),
-    ]
+    table, columns = rows("docs/results-kv-memory.md", "| memory | python |"), ["python", "manual", "novels", "news", "all", "last"]
     assert all(context[-1]["count"] == 511 for point in results("kv/unseen.json")["points"] for context in point["contexts"])
-    for table, columns in pages:
-        for label, cells in table.items():
-            values = unseen(METHODS[label])
-            assert cells[-len(columns) :] == [f"{values[column]:.3f}" for column in columns], label
+    for label, cells in table.items():
+        values = unseen(METHODS[label])
+        assert cells == [f"{values[column]:.3f}" for column in columns], label
+
+
+def second() -> dict[tuple[str, str, int], list[dict]]:
+    """The contexts of the second measurement at 2.9 MB, by method, text and number."""
+    points = [point for point in results("kv/unseen-second.json")["points"] if point["keys"] == 128]
+    return {(point["method"], point["text"], number): context for point in points for number, context in enumerate(point["contexts"])}
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/results-kv-memory.md"])
+def test_second_measurement(page):
+    table, contexts = rows(page, "| memory, 2.9 MB |"), second()
+    assert len(table) == 4
+    for label, cells in table.items():
+        groups = [[context for (method, name, _), context in contexts.items() if (method, name) == (METHODS[label], text)]
+                  for text in ("c", "javascript", "handbook", "reference")]  # fmt: skip
+        last = [statistics.mean(rise(context[-1:]) for context in group) for group in groups]
+        whole = statistics.mean(statistics.mean(map(rise, group)) for group in groups)
+        assert cells == [f"{value:.3f}" for value in [*last, whole, statistics.mean(last)]], label
+
+
+def test_presses_on_the_same_contexts():
+    """Columns of budgets: the mean over the first context of each text. The last one: all contexts that both programs measured."""
+    saved, contexts = results("kv/kvpress-second.json")["rows"], second()
+    own = {place: rise(context[-1:]) for (method, *place), context in contexts.items() if method == "all kinds per head" for place in [tuple(place)]}
+    table = rows("docs/results-kv-memory.md", "| method | 23.6 MB |")
+    assert table.keys() - {"**termwise, choice per head**"} == {row["method"] for row in saved}
+    first = statistics.mean(own[text, 0] for text in ("c", "javascript", "handbook", "reference"))
+    assert table["**termwise, choice per head**"][3:5] == [f"{first:.3f}", str(len(own))]
+    for row in saved:
+        context = contexts.get(("window", row["text"], row["context"]))
+        assert context is None or abs(context[-1]["original"] / context[-1]["count"] - row["original"]) < 1e-3
+    for method in table.keys() - {"**termwise, choice per head**"}:
+        means = [statistics.mean(row["rise"] for row in saved if (row["method"], row["ratio"], row["context"]) == (method, ratio, 0))
+                 for ratio in (0.5, 0.25, 0.125, 0.0625)]  # fmt: skip
+        assert table[method][:4] == [f"{value:.3f}".replace("-", "−") for value in means], method
+        assert first < means[3]
 
 
 def last_positions(method: str, contexts: int) -> dict[tuple[str, int], float]:
