@@ -931,7 +931,7 @@ fn a_report_on_mqar_starts_with_the_seeds_that_solve_it_and_errors_by_bytes() {
         Evaluation { tokens: 9, loss: 1.0, perplexity: 3.0, accuracy: Some(if solves { 0.99 } else { 0.2 }), ..Evaluation::default() }
     });
     assert!(
-        answer.contains("is solved by every seed of 1 of 14 variants: softmax. None of them has less state than the KV cache"),
+        answer.contains("is solved by every seed of 1 of 9 variants: softmax. None of them has less state than the KV cache"),
         "{answer}"
     );
     assert_eq!((name.as_str(), figure.charts().count()), ("errors-by-state", 2));

@@ -57,7 +57,7 @@ fn a_model_is_measured_printed_and_drawn() {
             .and(contains("2 layers, 4 heads over 2 KV heads of dimension 4"))
             .and(contains("80 of 256 rows, drawn with seed 1"))
             .and(contains("Dominant orders"))
-            .and(contains("Order for an error of 1 %")),
+            .and(contains("order for an error of 1 %")),
     );
     assert!(folder.join("index.html").is_file() && folder.join("figures/order-map.png").is_file());
     let written: Value = serde_json::from_slice(&fs::read(folder.join("spectrum.json")).expect("a file")).expect("JSON");
