@@ -286,7 +286,7 @@ def test_converted_models_have_the_native_logits(converted):
         short = model(input_ids=torch.tensor(ids[:, :12]).expand(128, -1), use_cache=False).logits
         expected = native.logits(ids[:, :12])[0]
         errors = [rms(row, expected) for row in short]
-        assert min(errors) < 2e-6 and max(errors) > 1e-4, (min(errors), max(errors))
+        assert min(errors) < 2e-6 and max(errors) > 4e-5, (min(errors), max(errors))
         # The whole text, longer than windows: no further from the native logits than noise moves them.
         noisy = model(input_ids=torch.tensor(ids).expand(8, -1), use_cache=False).logits
     assert rms(logits, native.logits(ids)) < 2 * max(rms(row, logits[0]) for row in noisy)
